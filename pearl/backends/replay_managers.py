@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from pearl.backends import backends
 from pearl.backends.protocol import ReplayImplementation
 from pearl.errors import ConfigurationError
+from pearl.replay.banked import MODES, BankedReplayManager, Spread, bank_capacity
 from pearl.replay.protocol import ReplayManager
 from pearl.spec import ReplaySpec
 
@@ -51,3 +55,51 @@ def make_replay_manager(
         spec.capacity, fanout=fanout, seed=seed, alpha=spec.first_alpha, **options, **given
     )
     return replay
+
+
+def bank_spec(spec: ReplaySpec, banks: int) -> ReplaySpec:
+    """The spec of one of `banks` equal banks of the replay that `spec` describes.
+
+    Raises ConfigurationError for options that banks do not have, and ReplayError if the banks do not divide its slots.
+    """
+    if spec.mode not in MODES:
+        raise ConfigurationError(
+            f"Banks draw at random: mode must be {' or '.join(map(repr, MODES))}; found {spec.mode!r}, which takes "
+            "items in the order of the whole replay. Use one bank."
+        )
+    for name, expected in (("replacement", True), ("max_times_sampled", 0)):
+        if (found := getattr(spec, name)) != expected:
+            raise ConfigurationError(
+                f"Banks draw with replacement and without a limit, since only then is the probability of a row known: "
+                f"{name} must be {expected}; found {found}. Change it, or use one bank."
+            )
+    return replace(spec, capacity=bank_capacity(spec.capacity, banks))
+
+
+def bank_seed(seed: int, bank: int) -> int:
+    """The seed of one bank's draws, so that banks draw independently of each other."""
+    return int(np.random.SeedSequence((seed % 2**64, bank)).generate_state(1, np.uint64)[0])
+
+
+def make_banked_replay_manager(
+    spec: ReplaySpec,
+    banks: int,
+    *,
+    seed: int,
+    spread: Spread = "round_robin",
+    backend: str = "native",
+    workers: int = 1,
+    device: str | None = None,
+) -> BankedReplayManager:
+    """Make the replay of `spec` in `banks` equal banks; the other arguments are those of `make_replay_manager`.
+
+    Raises as `make_replay_manager` and `bank_spec`.
+    """
+    each = bank_spec(spec, banks)
+    return BankedReplayManager(
+        [
+            make_replay_manager(each, seed=bank_seed(seed, bank), backend=backend, workers=workers, device=device)
+            for bank in range(banks)
+        ],
+        spread=spread,
+    )

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from pearl.replay.protocol import ReplayManager, ReplayStatistics, Sample
 
 if TYPE_CHECKING:
-    from pearl.backends.replay_managers import make_replay_manager, replay_managers
+    from pearl.backends.replay_managers import make_banked_replay_manager, make_replay_manager, replay_managers
+    from pearl.replay.banked import BankedReplayManager
     from pearl.replay.rate_limiter import RateLimiter, RateLimiterStatistics
     from pearl.replay.requests import ReplayRequestQueue
     from pearl.replay.schedules import Constant, Linear, Schedule, ScheduledExponents
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pearl.replay.storage import DataStorage
 
 __all__ = [
+    "BankedReplayManager",
     "Constant",
     "DataStorage",
     "FrameStacks",
@@ -35,13 +37,15 @@ __all__ = [
     "Slices",
     "gather_slices",
     "gather_stacks",
+    "make_banked_replay_manager",
     "make_replay_manager",
     "n_step_returns",
     "replay_managers",
 ]
 
 _MODULES = {
-    "pearl.backends.replay_managers": ("make_replay_manager", "replay_managers"),
+    "pearl.backends.replay_managers": ("make_banked_replay_manager", "make_replay_manager", "replay_managers"),
+    "pearl.replay.banked": ("BankedReplayManager",),
     "pearl.replay.rate_limiter": ("RateLimiter", "RateLimiterStatistics"),
     "pearl.replay.requests": ("ReplayRequestQueue",),
     "pearl.replay.schedules": ("Constant", "Linear", "Schedule", "ScheduledExponents"),

@@ -47,6 +47,11 @@ class KernelReplayManager:
         return self._tree.total
 
     @property
+    def scale(self) -> int:
+        """The power of two of one unit of priority."""
+        return self._tree.scale
+
+    @property
     def alpha(self) -> float:
         """Exponent of the priorities."""
         return self._tree.alpha

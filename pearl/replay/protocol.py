@@ -72,6 +72,10 @@ class ReplayManager(Protocol):
         """Sum of the quantised priorities (modes that keep none: `filled`)."""
 
     @property
+    def scale(self) -> int:
+        """The power of two of one unit of priority: `total` stands for a sum of `total * 2**-scale`."""
+
+    @property
     def fanout(self) -> int:
         """Children per node of the sum tree."""
 

@@ -229,6 +229,12 @@ class ReferenceReplayManager:
             return self._total()
 
     @property
+    def scale(self) -> int:
+        """The power of two of one unit of priority."""
+        with self._open():
+            return self._scale
+
+    @property
     def alpha(self) -> float:
         """Exponent of the priorities."""
         with self._open():

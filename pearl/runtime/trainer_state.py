@@ -44,7 +44,7 @@ def module_tensors(trainer: object) -> dict[str, dict[str, Stored]]:
     own = getattr(trainer, "state_tensors", None)
     if own is not None:
         return {group: {name: _copied(t) for name, t in tensors.items()} for group, tensors in own().items()}
-    return {name: _group_of(name, value) for name, value in _stateful_attributes(trainer).items()}
+    return {name: _group_of(name, value) for name, value in stateful_attributes(trainer).items()}
 
 
 def network_groups(trainer: object) -> list[str]:
@@ -58,7 +58,7 @@ def network_groups(trainer: object) -> list[str]:
     if (own := getattr(trainer, "state_tensors", None)) is not None:
         return list(own())
     kinds = torch.nn.Module if isinstance(trainer, Trainer) else (torch.nn.Module, torch.Tensor)
-    return [name for name, value in _stateful_attributes(trainer).items() if isinstance(value, kinds)]
+    return [name for name, value in stateful_attributes(trainer).items() if isinstance(value, kinds)]
 
 
 def policy_groups(trainer: object) -> list[str]:
@@ -72,7 +72,7 @@ def policy_groups(trainer: object) -> list[str]:
     if arrays is not None:
         policy, parts = arrays.policy, dict(arrays.items())
     elif getattr(trainer, "state_tensors", None) is None:
-        policy, parts = getattr(trainer, "policy", None), _stateful_attributes(trainer)
+        policy, parts = getattr(trainer, "policy", None), stateful_attributes(trainer)
     else:
         return groups
     chosen = [name for name in groups if parts[name] is policy]
@@ -109,7 +109,7 @@ def load_networks(trainer: object, flat: Mapping[str, Stored]) -> None:
     if (own := getattr(trainer, "load_state_tensors", None)) is not None:
         _load(trainer, "load_state_tensors", own, in_torch)
         return
-    attributes = _stateful_attributes(trainer)
+    attributes = stateful_attributes(trainer)
     loads = {group: _prepared_load(group, attributes[group], in_torch[group]) for group in groups}
     for group, (load, state) in loads.items():
         _load(trainer, group, load, state)
@@ -186,7 +186,7 @@ def _load_arrays(part: object, group: Mapping[str, Any]) -> None:
 def _prepared_loads(
     trainer: object, tensors: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> dict[str, tuple[Callable[[Any], object], Any]]:
-    attributes = _stateful_attributes(trainer.in_torch() if isinstance(trainer, Trainer) else trainer)
+    attributes = stateful_attributes(trainer.in_torch() if isinstance(trainer, Trainer) else trainer)
     _check_names(f"{type(trainer).__name__}'s networks and optimizers", attributes, tensors)
     return {name: _prepared_load(name, value, tensors[name]) for name, value in attributes.items()}
 
@@ -203,7 +203,8 @@ def _load(trainer: object, name: str, load: Callable[[Any], object], state: Any)
         ) from error
 
 
-def _stateful_attributes(trainer: object) -> dict[str, Any]:
+def stateful_attributes(trainer: object) -> dict[str, Any]:
+    """The attributes of a trainer in torch that `module_tensors` saves, by name, each object once."""
     stateful = (
         torch.nn.Module,
         torch.optim.Optimizer,
@@ -245,7 +246,7 @@ def _group_of(name: str, value: Any) -> dict[str, Stored]:
     if isinstance(value, torch.Generator):
         return {"state": value.get_state()}
     if isinstance(value, torch.nn.Module):
-        state = _uncompiled(value).state_dict()
+        state = uncompiled(value).state_dict()
         extra = {k: _flatten(name, k, v, tensors) for k, v in state.items() if not isinstance(v, torch.Tensor)}
         tensors.update({k: _copied(v) for k, v in state.items() if isinstance(v, torch.Tensor)})
         if extra:
@@ -267,7 +268,7 @@ def _prepared_load(name: str, value: Any, found: Mapping[str, torch.Tensor]) -> 
         _check_tensors(name, {"state": value.get_state()}, found)
         return value.set_state, found["state"]
     if isinstance(value, torch.nn.Module):
-        module = _uncompiled(value)
+        module = uncompiled(value)
         state = module.state_dict()
         unflattened = _Unflattener(name, found)
         extra = {k: unflattened(k, v) for k, v in (_json_value(name, found) if _SCALARS in found else {}).items()}
@@ -293,7 +294,7 @@ def _prepared_load(name: str, value: Any, found: Mapping[str, torch.Tensor]) -> 
     return value.load_state_dict, state
 
 
-def _uncompiled(module: Any) -> Any:
+def uncompiled(module: Any) -> Any:
     """The module inside `torch.compile`'s wrapper, so that compiling is no difference between two runs."""
     return getattr(module, "_orig_mod", module)
 

@@ -711,3 +711,11 @@ def test_checkpoints_go_from_one_backend_to_another(manager, other):
             assert_same(sample, first)
         for each in (replay, moved, back):
             each.update(first.indices, np.arange(50), first.generations)
+
+
+def test_total_is_in_units_of_the_scale(manager):
+    replay = manager(4, alpha=1.0)
+    assert replay.scale == replay.statistics().scale == 20
+    replay.insert([0, 1], [2.0, 1e6])
+    assert replay.scale == replay.statistics().scale < 20
+    assert replay.total * 2.0**-replay.scale == pytest.approx(1e6 + 2, rel=1e-5)

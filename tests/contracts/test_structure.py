@@ -32,6 +32,7 @@ RANKS = {
     "pearl.actors": 3,
     "pearl.policy": 3,
     "pearl.runtime": 3,
+    "pearl.local_sgd": 3,
     "composer": 4,
 }
 # The former places of what moved into the backends' folders; older programs and scripts import from them.

@@ -129,6 +129,7 @@ void bind_replay_methods(py::class_<Tree, Options...>& cls) {
       .def("set_alpha", &Tree::set_alpha, py::arg("alpha"), py::call_guard<Released>())
       .def_property_readonly("filled", [state](const Tree& tree) { return state(tree).filled; })
       .def_property_readonly("total", [state](const Tree& tree) { return state(tree).total; })
+      .def_property_readonly("scale", [state](const Tree& tree) { return state(tree).scale; })
       .def_property_readonly("alpha", [state](const Tree& tree) { return state(tree).alpha; })
       .def_property_readonly("max_priority", [state](const Tree& tree) { return state(tree).max_priority; })
       .def("statistics",

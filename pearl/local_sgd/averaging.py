@@ -1,0 +1,68 @@
+"""The contract of averaging between Learners: what a Learner asks for, however the numbers travel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from pearl.errors import ConfigurationError
+
+
+class Average(NamedTuple):
+    """One average: `version` counts from 0, the parameters at the beginning.
+
+    `parameters` `(count,)` float32; `facts` `(learners, facts)` float64, what each Learner said with its parameters,
+    NaN for those that are not part of the average. Both are valid until the next average is asked for.
+    """
+
+    version: int
+    parameters: np.ndarray
+    facts: np.ndarray
+
+    @property
+    def members(self) -> np.ndarray:
+        """Whose parameters were averaged, `(learners,)` bool; none in version 0."""
+        found: np.ndarray = ~np.isnan(self.facts[:, 0])
+        return found
+
+
+class Averager(Protocol):
+    """One Learner's side. Its thread calls all methods."""
+
+    def join(self) -> Average:
+        """Take part from now on, and return the last average, from which the Learner begins."""
+
+    def beat(self) -> None:
+        """Give a sign of life; a Learner calls it at least once each gradient step, and while it waits for data."""
+
+    def average(self, parameters: np.ndarray, facts: np.ndarray) -> Average:
+        """Hand in `(count,)` float32 and `(facts,)` float64, and wait for the next average.
+
+        If the others did not wait for this Learner, its steps since its last average are lost: the newest average comes
+        back at once. Raises QueueClosedError when averaging is over.
+        """
+
+    def leave(self) -> None:
+        """Take part no longer: the others do not wait for this Learner."""
+
+
+@dataclass(frozen=True)
+class AveragingSpec:
+    """`learners` average their parameters after every `average_every` gradient steps of each (H).
+
+    A Learner that gives no sign of life for `timeout_s` seconds is not waited for.
+    """
+
+    learners: int
+    average_every: int = 8
+    timeout_s: float = 1.5
+
+    def __post_init__(self) -> None:
+        for name in ("learners", "average_every"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigurationError(f"{name} must be a whole number of at least 1; found {value!r}.")
+        if not isinstance(self.timeout_s, int | float) or not self.timeout_s > 0:
+            raise ConfigurationError(f"timeout_s must be a number of seconds above 0; found {self.timeout_s!r}.")

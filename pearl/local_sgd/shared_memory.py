@@ -1,0 +1,324 @@
+"""Averaging over shared memory: Learners hand their parameters to a server in the host's process.
+
+The server decides alone which Learners an average consists of, so all Learners see the same. It never waits for one
+that died or hangs. Parameters are added in the order of the Learners, in float64, so the same parameters give the same
+bits, and equal parameters stay what they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pearl import _native
+from pearl.errors import PearlError, QueueClosedError, QueueTimeoutError, TrainerError
+from pearl.ipc.queues import Bell, ColumnQueue
+from pearl.ipc.shared_buffer import SharedBuffer
+from pearl.local_sgd.averaging import Average, AveragingSpec
+from pearl.local_sgd.parameters import ParameterLayout
+from pearl.spec import FieldSpec
+
+logger = logging.getLogger("pearl.local_sgd")
+
+_POLL_S = 0.02
+_PATIENCE_S = 60.0  # of a Learner for the server, which answers in time or is gone
+_CHUNK = 1 << 16  # scalars that are added at once, in the cache
+_VERSION, _JOINED, _BEATS = 0, 0, 1
+
+
+class _Averages:
+    """The newest average, with one writer and any number of readers that wait on `bell`."""
+
+    def __init__(self, learners: int, count: int, facts: int, bell: Bell) -> None:
+        buffer = SharedBuffer(_native.Snapshot.nbytes(self._nbytes(learners, count, facts)))
+        self._attach(learners, count, facts, bell, buffer, create=True)
+
+    @staticmethod
+    def _nbytes(learners: int, count: int, facts: int) -> int:
+        return 8 * (1 + learners * facts) + 4 * count
+
+    def _attach(self, learners: int, count: int, facts: int, bell: Bell, buffer: SharedBuffer, *, create: bool) -> None:
+        self._state = learners, count, facts, bell, buffer
+        nbytes = self._nbytes(learners, count, facts)
+        self._snapshot = _native.Snapshot(buffer.memory, nbytes, create)
+        self.bell, self._seen = bell, 0
+        # Read or written as a whole: the version, the facts, the parameters.
+        self._content = np.zeros(nbytes, np.uint8)
+        numbers = 1 + learners * facts
+        self._numbers = self._content[: 8 * numbers].view(np.float64)
+        self.facts = self._numbers[1:].reshape(learners, facts)
+        self.parameters = self._content[8 * numbers :].view(np.float32)
+
+    def __getstate__(self) -> tuple[int, int, int, Bell, SharedBuffer]:
+        return self._state
+
+    def __setstate__(self, state: tuple[int, int, int, Bell, SharedBuffer]) -> None:
+        self._attach(*state, create=False)
+
+    @property
+    def version(self) -> int:
+        """The version of what was last written or read."""
+        return int(self._numbers[_VERSION])
+
+    def content(self) -> Average:
+        """What was last written or read."""
+        return Average(self.version, self.parameters, self.facts)
+
+    def write(self, version: int) -> None:
+        """Writer: publish `facts` and `parameters`."""
+        self._numbers[_VERSION] = version
+        self._snapshot.write(self._content)
+        self.bell.ring()
+
+    def read(self) -> Average:
+        """Reader: the newest average."""
+        self._seen = self._snapshot.read(self._content, self._seen)
+        return self.content()
+
+
+class Link:
+    """What a Learner's process needs to take part; pass it to the process as it is spawned."""
+
+    def __init__(self, rank: int, layout: ParameterLayout, messages: ColumnQueue, averages: _Averages) -> None:
+        self._attach(rank, layout, messages, averages, SharedBuffer(16))
+
+    def _attach(
+        self,
+        rank: int,
+        layout: ParameterLayout,
+        messages: ColumnQueue,
+        averages: _Averages,
+        buffer: SharedBuffer,
+    ) -> None:
+        self.rank, self.layout, self.messages, self.averages, self._buffer = rank, layout, messages, averages, buffer
+        # Single words, each with one writer.
+        self.words = np.frombuffer(buffer.memory, np.int64, 2)
+
+    def __getstate__(self) -> tuple[int, ParameterLayout, ColumnQueue, _Averages, SharedBuffer]:
+        return self.rank, self.layout, self.messages, self.averages, self._buffer
+
+    def __setstate__(self, state: tuple[int, ParameterLayout, ColumnQueue, _Averages, SharedBuffer]) -> None:
+        self._attach(*state)
+
+
+class SharedMemoryAverager:
+    """A Learner's side; see `Averager`. Raises TrainerError if the Learner's `layout` is not that of the server."""
+
+    def __init__(self, link: Link, layout: ParameterLayout) -> None:
+        link.layout.require(layout)
+        self._link = link
+        self._version = -1
+
+    def join(self) -> Average:
+        """Take part from now on; see `Averager`."""
+        self.beat()
+        self._link.words[_JOINED] = 1
+        return self._taken(self._link.averages.read())
+
+    def beat(self) -> None:
+        """Give a sign of life."""
+        self._link.words[_BEATS] += 1
+
+    def average(self, parameters: np.ndarray, facts: np.ndarray) -> Average:
+        """Hand in parameters and facts, and wait for the next average; see `Averager`."""
+        averages = self._link.averages
+        deadline = time.monotonic() + _PATIENCE_S
+        while (message := self._link.messages.reserve(_POLL_S)) is None:  # one that came too late is not taken yet
+            self._waited(deadline)
+        message["parameters"][...] = parameters
+        message["facts"][...] = facts
+        message["base"][0] = self._version
+        self._link.messages.publish()
+        while True:
+            seen = averages.bell.value()
+            if (found := averages.read()).version > self._version:
+                return self._taken(found)
+            self._waited(deadline)
+            averages.bell.wait(seen, _POLL_S)
+
+    def leave(self) -> None:
+        """Take part no longer; see `Averager`."""
+        self._link.words[_JOINED] = 0
+
+    def _waited(self, deadline: float) -> None:
+        self.beat()
+        if self._link.messages.native.closed:
+            raise QueueClosedError("The averaging is over: its server was closed.")
+        if time.monotonic() > deadline:
+            raise QueueTimeoutError(
+                f"Learner {self._link.rank} got no average within {_PATIENCE_S:.0f} s: its server is gone or hangs. "
+                "Stop the run and resume it from its checkpoint."
+            )
+
+    def _taken(self, found: Average) -> Average:
+        self._version = found.version
+        return found
+
+
+@dataclass
+class _Member:
+    """A Learner as the server sees it."""
+
+    link: Link
+    beats: int = -1
+    heard_at: float = field(default_factory=time.monotonic)
+    is_missed: bool = False
+
+    def is_here(self, now: float, timeout_s: float) -> bool:
+        """Whether it takes part, and gave a sign of life within `timeout_s`."""
+        beats = int(self.link.words[_BEATS])
+        if beats != self.beats:
+            self.beats, self.heard_at = beats, now
+        return bool(self.link.words[_JOINED]) and now - self.heard_at <= timeout_s
+
+
+class AveragingServer:
+    """Averages the parameters of Learners, in a thread of its own after `launch`, or by `serve`.
+
+    `parameters` `(count,)` float32 are those of version 0. Each Learner needs a `link`; a replacement gets a new one of
+    the same rank and begins from the last average. Each says `facts` numbers with its parameters.
+    """
+
+    def __init__(self, spec: AveragingSpec, layout: ParameterLayout, parameters: np.ndarray, *, facts: int = 1) -> None:
+        if parameters.shape != (layout.count,):
+            raise TrainerError(f"The first parameters must have shape ({layout.count},); found {parameters.shape}.")
+        self._spec, self._layout, self._facts = spec, layout, facts
+        self._arrivals = Bell()
+        self._averages = _Averages(spec.learners, layout.count, facts, Bell())
+        self._members: dict[int, _Member] = {}
+        self._lock = threading.Lock()
+        self._newest = threading.Condition(self._lock)
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._error: BaseException | None = None
+        self._sum = np.empty(min(_CHUNK, layout.count), np.float64)
+        self._averages.parameters[...] = parameters
+        self._averages.facts[...] = np.nan
+        self._averages.write(0)
+
+    def link(self, rank: int) -> Link:
+        """Make the link of Learner `rank`, in [0, learners); an older one of that rank takes part no longer."""
+        if not 0 <= rank < self._spec.learners:
+            raise PearlError(f"rank must lie in [0, {self._spec.learners}); found {rank}.")
+        fields = [
+            FieldSpec("parameters", (self._layout.count,), "float32"),
+            FieldSpec("facts", (self._facts,), "float64"),
+            FieldSpec("base", (1,), "int64"),
+        ]
+        link = Link(rank, self._layout, ColumnQueue(fields, 1, self._arrivals), self._averages)
+        self.remove(rank)
+        with self._lock:
+            self._members[rank] = _Member(link)
+        return link
+
+    def remove(self, rank: int) -> None:
+        """Wait for Learner `rank` no longer, since its process ended; its steps since the last average are lost."""
+        with self._lock:
+            if (member := self._members.pop(rank, None)) is not None:
+                member.link.messages.close()
+        self._arrivals.ring()
+
+    @property
+    def version(self) -> int:
+        """The version of the newest average."""
+        return self._averages.version
+
+    def newest(self, seen: int = -1, timeout_s: float = 0.0) -> Average | None:
+        """A copy of the newest average; None if none newer than version `seen` comes within `timeout_s`.
+
+        Raises the error that ended the thread, if there was one.
+        """
+        with self._newest:
+            self._newest.wait_for(lambda: self.version > seen or self._error is not None, timeout_s)
+            if self._error is not None:
+                raise PearlError(f"The averaging of Learners failed: {self._error!r}.") from self._error
+            found = self._averages.content()
+            return None if found.version <= seen else Average(found.version, *(a.copy() for a in found[1:]))
+
+    def serve(self, timeout_s: float) -> bool:
+        """Wait at most `timeout_s` for a message; average if all that are waited for have handed in."""
+        seen = self._arrivals.value()
+        with self._lock:
+            if self._averaged():
+                return True
+        self._arrivals.wait(seen, timeout_s)
+        return False
+
+    def _averaged(self) -> bool:
+        now = time.monotonic()
+        arrived: dict[int, dict[str, np.ndarray]] = {}
+        for rank, member in sorted(self._members.items()):
+            message = member.link.messages.peek()
+            if message is None:
+                continue
+            if int(message[0]["base"][0]) == self.version:
+                arrived[rank] = message[0]
+            else:  # it came too late for its average, and has got the newest
+                member.link.messages.release()
+        here = {rank for rank, member in self._members.items() if member.is_here(now, self._spec.timeout_s)}
+        if not arrived or here - arrived.keys():
+            return False
+        self._name_missed(arrived)
+        facts = self._averages.facts
+        facts[...] = np.nan
+        for rank, handed_in in arrived.items():
+            facts[rank] = handed_in["facts"]
+        mean([one["parameters"] for one in arrived.values()], self._averages.parameters, self._sum)
+        self._averages.write(self.version + 1)
+        for rank in arrived:
+            self._members[rank].link.messages.release()
+        self._newest.notify_all()
+        return True
+
+    def _name_missed(self, arrived: dict[int, dict[str, np.ndarray]]) -> None:
+        for rank, member in self._members.items():
+            was_missed, member.is_missed = member.is_missed, rank not in arrived and bool(member.link.words[_JOINED])
+            if member.is_missed and not was_missed:
+                logger.warning(
+                    "Learner %d has given no sign of life for %g s: the others go on without it, and its gradient "
+                    "steps since average %d are lost.",
+                    *(rank, self._spec.timeout_s, self.version),
+                )
+
+    def launch(self) -> None:
+        """Serve in a thread until `close`."""
+        self._thread = threading.Thread(target=self._run, name="averaging", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                self.serve(_POLL_S)
+        except BaseException as error:
+            with self._newest:
+                self._error = error
+                self._newest.notify_all()
+
+    def close(self) -> None:
+        """End averaging: Learners that wait get QueueClosedError. May be repeated."""
+        self._closed = True
+        self._arrivals.ring()
+        if self._thread is not None:
+            self._thread.join()
+        for rank in list(self._members):
+            self.remove(rank)
+        self._averages.bell.ring()
+
+
+def mean(vectors: list[np.ndarray], out: np.ndarray, scratch: np.ndarray) -> None:
+    """Write the mean of float32 `vectors` `(count,)` to `out`: added in their order in float64, rounded once.
+
+    `scratch` is float64 of any length above 0; so much is added at once.
+    """
+    for start in range(0, len(out), len(scratch)):
+        part = slice(start, start + len(scratch))
+        total = scratch[: len(out[part])]
+        total[...] = vectors[0][part]
+        for vector in vectors[1:]:
+            total += vector[part]
+        np.divide(total, len(vectors), out=total)
+        out[part] = total

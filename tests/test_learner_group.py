@@ -1,0 +1,230 @@
+"""Learners in processes: what they train on and how often, and what happens when one dies."""
+
+from __future__ import annotations
+
+import functools
+import time
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from trainers import FallingDQN, TinyDQN
+
+from pearl.algorithms.trainer import transition_of
+from pearl.backends.cpu.learner import NativeLearner
+from pearl.errors import ConfigurationError, PearlError, ReplayError
+from pearl.local_sgd.averaging import Average, AveragingSpec
+from pearl.local_sgd.group import LearnerGroup, LearnerSetup, LocalLearner
+from pearl.local_sgd.parameters import TrainerParameters
+from pearl.replay.schedules import Linear
+from pearl.spec import ReplaySpec
+
+LONGEST_S = 60.0
+SPACES = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2)
+TRANSITION = transition_of(TinyDQN, *SPACES, {})
+
+
+def setup_of(learners=2, average_every=4, **options):
+    defaults = {"replay": ReplaySpec(1000), "batch_size": 16, "replay_ratio": 2.0, "learning_starts": 40}
+    return LearnerSetup(
+        AveragingSpec(learners, average_every),
+        functools.partial(TinyDQN, *SPACES, seed=0),
+        NativeLearner,
+        **{"transition": TRANSITION, **defaults, **options},
+    )
+
+
+def transitions(rows, seed=0):
+    random = np.random.default_rng(seed)
+    return {
+        "obs": random.standard_normal((rows, 4)).astype(np.float32),
+        "action": random.integers(0, 2, rows),
+        "reward": random.standard_normal(rows).astype(np.float32),
+        "next_obs": random.standard_normal((rows, 4)).astype(np.float32),
+        "discount": np.full(rows, 0.99, np.float32),
+    }
+
+
+def feed(group, rows, seed=0):
+    deadline = time.monotonic() + LONGEST_S
+    while not group.wants_data:
+        assert time.monotonic() < deadline, "no room in time"
+        group.check()
+        time.sleep(0.005)
+    group.insert(transitions(rows, seed), rows, 0.5)
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + LONGEST_S
+    while not condition():
+        assert time.monotonic() < deadline, "not met in time"
+        time.sleep(0.01)
+
+
+class Alone:
+    """Averages of one Learner, among others that are only told of."""
+
+    def __init__(self, facts):
+        self.facts, self.version, self.asked = np.array(facts, np.float64), 0, []
+
+    def join(self):
+        return Average(0, self.first, np.full_like(self.facts, np.nan))
+
+    def beat(self):
+        pass
+
+    def leave(self):
+        pass
+
+    def average(self, parameters, facts):
+        self.asked.append((parameters.copy(), facts.copy()))
+        self.version += 1
+        self.facts[0] = facts
+        return Average(self.version, parameters, self.facts)
+
+
+def local_learner(setup, facts):
+    averager = Alone(facts)
+    averager.first = np.empty(TrainerParameters(setup.make_trainer()).layout.count, np.float32)
+    TrainerParameters(setup.make_trainer()).read(averager.first)
+    return LocalLearner(setup, 0, lambda layout: averager), averager
+
+
+def test_a_learner_trains_as_often_as_the_ratio_allows_and_averages_every_h_steps():
+    local, averager = local_learner(setup_of(), [[0, 0], [1, 1]])
+    local.insert(transitions(19), 19, 0.5)
+    assert not local.may_train
+    local.insert(transitions(41), 41, 0.5)  # 40 more than its part of learning_starts: 80 samples, of 8 a batch
+    averaged = []
+    while local.may_train:
+        averaged.append(local.train())
+    assert averaged == [False, False, False, True] * 2 + [False, False]
+    assert (local.progress.steps, local.progress.inserted, local.progress.version) == (10, 60, 2)
+    local.finish()
+    assert len(averager.asked) == 3
+    assert local.wants_data
+    local.insert(transitions(40), 40, 0.5)  # for ten steps, more than the four until the next average
+    assert not local.wants_data
+
+
+def test_weights_say_how_the_bank_compares_with_those_of_the_others():
+    """The bank of the other has three times the mass: this one's weights get the factor 2 / 4."""
+    weights = []
+
+    class Watching(NativeLearner):
+        def step(self, batch, importance):
+            weights.append(importance)
+            return super().step(batch, importance)
+
+    setup = setup_of(average_every=1, replay=ReplaySpec(1000, alpha=0.0), replay_ratio=1000.0)
+    setup = LearnerSetup(**{**vars(setup), "make_learner": Watching})
+    local, averager = local_learner(setup, [[0, 0], [300, 1]])
+    local.insert(transitions(100), 100, 0.5)
+    local.train()
+    np.testing.assert_allclose(averager.asked[0][1], [100, 1])
+    local.train()
+    np.testing.assert_array_equal(weights[0], 1.0)  # nothing is known of the others yet
+    np.testing.assert_allclose(weights[1], 2 * 100 / 400)
+
+
+def test_schedules_follow_the_progress_of_the_run():
+    made = []
+
+    def keep(trainer):
+        made.append(trainer)
+        return NativeLearner(trainer)
+
+    changes = {"make_trainer": functools.partial(FallingDQN, *SPACES, seed=0), "make_learner": keep}
+    local, _ = local_learner(LearnerSetup(**{**vars(setup_of()), **changes}), [[0, 0], [1, 1]])
+    local.insert(transitions(10), 10, 0.5, 0.75)
+    optimizer = made[0].in_torch().optimizer
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.25 * FallingDQN.learning_rate)
+
+
+def test_learners_share_the_transitions_and_keep_the_ratio_together():
+    setup = setup_of()
+    trainer = setup.make_trainer()
+    before = np.empty(TrainerParameters(trainer).layout.count, np.float32)
+    TrainerParameters(trainer).read(before)
+    with LearnerGroup(setup, trainer, message_rows=50) as group:
+        group.wait_until_ready()
+        for number in range(20):
+            feed(group, 33, number)
+        progress = group.stop()
+        newest = group.load_newest()
+        assert sum(one.inserted for one in progress) == 20 * 33
+        for one in progress:  # those since its part of learning_starts are trained on twice, in batches of 8
+            assert one.steps == 2 * (one.inserted - 20) // 8 > 40
+        assert newest.version == max(one.version for one in progress) >= max(one.steps for one in progress) // 4
+        assert np.isfinite(progress[0].td_error)
+    after = np.empty_like(before)
+    TrainerParameters(trainer).read(after)
+    np.testing.assert_array_equal(after, newest.parameters)
+    assert not np.array_equal(before, after)
+
+
+def test_a_killed_learner_is_replaced_and_the_others_go_on(caplog):
+    setup = setup_of()
+    with LearnerGroup(setup, setup.make_trainer(), message_rows=64) as group:
+        group.wait_until_ready()
+        for number in range(10):
+            feed(group, 40, number)
+        until(lambda: group.server.version >= 5)
+        group._running[1].process.kill()
+        group.check()
+        assert group.restarts == 1
+        at_death = group.server.version
+        number = 10
+        while group.server.version < at_death + 5 or not group._running[1].report.is_ready:
+            number += 1
+            feed(group, 40, number)
+        for further in range(20):
+            feed(group, 40, further)
+        until(lambda: group.progress[1].steps >= 8)
+        progress = group.stop()
+        assert group.load_newest().version == group.server.version
+        assert not [m for m in caplog.messages if "did not stop" in m]
+    assert progress[1].version > at_death
+    assert [m for m in caplog.messages if m.startswith("learner-1 died (signal SIGKILL) and is replaced")]
+
+
+def raise_error(trainer):
+    raise RuntimeError("no learner here")
+
+
+def test_learners_that_die_too_often_end_the_run_with_their_error():
+    setup = LearnerSetup(**{**vars(setup_of()), "make_learner": raise_error})
+    with LearnerGroup(setup, setup.make_trainer()) as group, pytest.raises(PearlError) as caught:
+        group.wait_until_ready()
+    assert "Learners died 3 times within 60 s" in str(caught.value)
+    assert "no learner here" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"batch_size": 15}, ReplayError, "batch of 15 cannot be divided among 2 banks. Set batch_size to 14 or 16"),
+        ({"learners": 32}, ReplayError, "batch of 16 cannot take a row from each of 32 banks"),
+        ({"replay": ReplaySpec(1001)}, ReplayError, "1001 slots cannot be divided among 2 banks"),
+        ({"replay": ReplaySpec(1000, mode="fifo")}, ConfigurationError, "found 'fifo'"),
+        ({"replay": ReplaySpec(1000, alpha=Linear(0.6, 0.0, 100))}, ConfigurationError, "alpha .* found a schedule"),
+        ({"replay": ReplaySpec(1000, share_next_obs=True)}, ConfigurationError, "share_next_obs=True"),
+        ({"replay": ReplaySpec(1000, storage="shared")}, ConfigurationError, "storage='shared'"),
+        ({"replay_ratio": 0.0}, ConfigurationError, "replay_ratio must be a number above 0, or inf; found 0"),
+    ],
+)
+def test_settings_that_do_not_fit_several_learners_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        setup_of(**options)
+
+
+def test_insertions_that_do_not_fit_are_refused():
+    setup = setup_of()
+    with pytest.raises(ConfigurationError, match=r"message_rows must lie in \[1, 500\], .* found 501"):
+        LearnerGroup(setup, setup.make_trainer(), message_rows=501)
+    group = LearnerGroup(setup, setup.make_trainer(), message_rows=8)
+    assert not group.wants_data
+    with pytest.raises(ConfigurationError, match="at most 8 rows; found 9"):
+        group.insert(transitions(9), 9, 0.5)
+    with pytest.raises(PearlError, match="No Learner has room"):
+        group.insert(transitions(8), 8, 0.5)
