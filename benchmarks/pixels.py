@@ -71,14 +71,14 @@ def train(seed: int, within: Path, *more: str) -> Curve:
 
 
 def read_curve(folder: Path, seed: int, made_at: str) -> Curve:
-    """The evaluations during a run, in the order of the steps."""
+    """The evaluations during a run, at the steps of the weights that played."""
     points: list[tuple[int, float, float]] = []
     solved = None
     with (folder / "evaluations.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             mean = float(row["mean_return"])
             if row["kind"] == "progress":
-                points.append((int(row["env_steps"]), float(row["wall_s"]), mean))
+                points.append((int(row["weights_step"]), float(row["wall_s"]), mean))
             elif row["kind"] == "solved check" and mean >= GOAL and solved is None:
                 solved = len(points) - 1
     steps, seconds, returns = (np.array(values, float) for values in zip(*points, strict=True))
