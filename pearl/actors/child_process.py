@@ -13,6 +13,7 @@ import pickle
 import signal
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing import reduction
@@ -111,6 +112,22 @@ class ChildProcess:
         """How the process ended: "signal SIGSEGV", "exit code 1"."""
         code = self.exit_code or 0
         return f"signal {signal_name(-code)}" if code < 0 else f"exit code {code}"
+
+
+class DeathCount:
+    """Counts processes that died within the last `window_s` seconds."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._deaths: deque[float] = deque()
+
+    def one_more(self) -> int:
+        """Count a death now; how many there were within the window, this one included."""
+        now = time.monotonic()
+        self._deaths.append(now)
+        while now - self._deaths[0] > self._window_s:
+            self._deaths.popleft()
+        return len(self._deaths)
 
 
 def signal_name(number: int) -> str:

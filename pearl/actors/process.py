@@ -9,7 +9,6 @@ import math
 import sys
 import time
 import traceback
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pearl.actors.actor import ActorSetup
-from pearl.actors.child_process import ChildProcess
+from pearl.actors.child_process import ChildProcess, DeathCount
 from pearl.actors.environment import register
 from pearl.actors.report import Report
 from pearl.actors.rollout_actor import make_actor
@@ -142,7 +141,7 @@ class ActorGroup:
         self._shared_warnings, self._statistics = shared_warnings, statistics
         self._dcqs, self._wsq = list(dcqs), wsq
         self._timeout_s, self._most_deaths, self._window_s = timeout_s, most_deaths, window_s
-        self._deaths: deque[float] = deque()
+        self._deaths = DeathCount(window_s)
         self._checked_at = time.monotonic()
         self.restarts = 0
         self._running: list[_Running] = []
@@ -208,14 +207,10 @@ class ActorGroup:
     def _replace(self, index: int, running: _Running, cause: str, env_steps: int, *, hangs: int) -> None:
         failure = running.report.failure
         detail = "" if failure is None else "\n" + failure.rstrip()
-        now = time.monotonic()
-        self._deaths.append(now)
-        while self._deaths and now - self._deaths[0] > self._window_s:
-            self._deaths.popleft()
-        name = running.process.name
-        if len(self._deaths) >= self._most_deaths:
+        name, deaths = running.process.name, self._deaths.one_more()
+        if deaths >= self._most_deaths:
             raise ActorError(
-                f"Actors died {len(self._deaths)} times within {self._window_s:.0f} s; the last was {name} ({cause}). "
+                f"Actors died {deaths} times within {self._window_s:.0f} s; the last was {name} ({cause}). "
                 f"The run stops here; its checkpoint can be resumed with --resume once the cause is fixed.{detail}"
             )
         logger.warning("%s died (%s) and is restarted.%s", name, cause, detail)

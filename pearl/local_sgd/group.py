@@ -11,14 +11,13 @@ import logging
 import math
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pearl.actors.child_process import ChildProcess
+from pearl.actors.child_process import ChildProcess, DeathCount
 from pearl.actors.report import Report
 from pearl.algorithms.trainer import Trainer
 from pearl.backends.replay_managers import bank_seed, bank_spec, make_replay_manager
@@ -294,7 +293,7 @@ class LearnerGroup:
         self._parameters.read(vector)
         self.server = AveragingServer(setup.spec, self._parameters.layout, vector, facts=2)
         self._most_deaths, self._window_s = most_deaths, window_s
-        self._deaths: deque[float] = deque()
+        self._deaths = DeathCount(window_s)
         self.restarts = 0
         self._next = 0  # the Learner that gets the next transition
         self._version = 0
@@ -385,13 +384,10 @@ class LearnerGroup:
             cause = running.process.cause_of_death
             failure = running.report.failure
             detail = "" if failure is None else "\n" + failure.rstrip()
-            now = time.monotonic()
-            self._deaths.append(now)
-            while self._deaths and now - self._deaths[0] > self._window_s:
-                self._deaths.popleft()
-            if len(self._deaths) >= self._most_deaths:
+            deaths = self._deaths.one_more()
+            if deaths >= self._most_deaths:
                 raise PearlError(
-                    f"Learners died {len(self._deaths)} times within {self._window_s:.0f} s; the last was "
+                    f"Learners died {deaths} times within {self._window_s:.0f} s; the last was "
                     f"{running.process.name} ({cause}). The run stops here.{detail}"
                 )
             logger.warning(
