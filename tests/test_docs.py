@@ -21,7 +21,7 @@ DOCS = ROOT / "docs"
 WRITTEN = sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts and "api" not in page.parts)
 PAGES = [*WRITTEN, *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "kernels/README.md"))]
 WITH_SNIPPETS = [page for page in WRITTEN if page.parent.name == "algorithms" or page.stem in ("coming_from", "guides")]
-SNIPPETS = [(page, f"{page.stem}_example.py") for page in map(reference.page_of, ALGORITHMS)]
+SNIPPETS = [(DOCS / "algorithms" / f"{name.lower()}.md", f"{name.lower()}_example.py") for name in ALGORITHMS]
 SNIPPETS += [(DOCS / "coming_from.md", f"from_{name}.py") for name in ("sb3_dqn", "sb3_ppo", "cleanrl", "rllib")]
 
 
@@ -129,9 +129,8 @@ def test_what_follows_from_the_code_is_up_to_date():
 def test_each_algorithm_has_a_page_that_the_index_names():
     index = (DOCS / "algorithms" / "index.md").read_text(encoding="utf-8")
     for name in ALGORITHMS:
-        page = reference.page_of(name)
-        assert f"[{name}]({page.name})" in index
-        assert f"\n{page.stem}\n" in index
+        assert f"[{name}]({name.lower()}.md)" in index
+        assert f"\n{name.lower()}\n" in index
 
 
 @pytest.mark.parametrize(("page", "script"), SNIPPETS, ids=lambda value: value if isinstance(value, str) else "")

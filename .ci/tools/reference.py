@@ -152,16 +152,11 @@ def cli_page() -> str:
     return CLI_NOTE + text.rstrip() + "\n"
 
 
-def page_of(name: str) -> Path:
-    """Return the page of an algorithm: its name in small letters, with `_` before a DQN that a word precedes."""
-    return DOCS / "algorithms" / (re.sub(r"(?<=[a-z])(?=DQN$)", "_", name).lower() + ".md")
-
-
 def pages() -> dict[Path, str]:
     """Return the pages that this module writes, with their present text."""
     found = {DOCS / "cli.md": cli_page()}
     for name, algorithm in ALGORITHMS.items():
-        page = page_of(name)
+        page = DOCS / "algorithms" / f"{name.lower()}.md"
         found[page] = with_settings(page.read_text(encoding="utf-8"), name, algorithm)
     return found
 

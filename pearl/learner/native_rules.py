@@ -66,7 +66,7 @@ def _known_rule(
     if isinstance(rule.step, str):
         raise UnsupportedError(rule.step)
     if rule.masked and not masks:
-        raise UnsupportedError("action masks, with which only torch and the native Learner of the CPU train")
+        raise UnsupportedError("action masks, which this Learner does not take; torch does")
     return trainer, rule
 
 

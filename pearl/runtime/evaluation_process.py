@@ -55,19 +55,13 @@ class EvaluationProcess:
         assert setup.policy is not None
         self._setup, self._envs, self._shared_warnings = setup, envs, shared_warnings
         self._masked = uses_masks(trainer)
-        moments = trainer.observation_moments if isinstance(trainer, Trainer) else None
-        statistics = 0 if moments is None else 2 * moments.mean.size
-        self._weights = WeightSyncQueue(len(policy_snapshot(trainer)) + statistics)
+        self._weights = WeightSyncQueue(len(_snapshot(trainer)))
         self._process: ChildProcess | None = None
         self._connection: Connection | None = None
 
     def take(self, trainer: TrainerLike) -> None:
         """Let the next evaluations be of the trainer's present policy."""
-        parts = [policy_snapshot(trainer)]
-        moments = trainer.observation_moments if isinstance(trainer, Trainer) else None
-        if moments is not None:
-            parts += [moments.mean.reshape(-1), moments.scale.reshape(-1)]
-        self._weights.write(np.concatenate(parts).astype(np.float32, copy=False))
+        self._weights.write(_snapshot(trainer))
 
     def ask(self, episodes: int, seed: int) -> None:
         """Begin to play `episodes` episodes. Raises EvaluationProcessError if the process has died."""
@@ -163,6 +157,15 @@ def _evaluate_for_ever(
             assert found is not None
             reply = {"returns": found.returns.tolist(), "lengths": found.lengths.tolist()}
         requests.send_bytes(json.dumps({"too_long": envs.has_warned, **reply}).encode())
+
+
+def _snapshot(trainer: TrainerLike) -> np.ndarray:
+    """The policy's weights, then mean and scale of observations if the trainer normalises them: float32 in a row."""
+    parts = [policy_snapshot(trainer)]
+    moments = trainer.observation_moments if isinstance(trainer, Trainer) else None
+    if moments is not None:
+        parts += [moments.mean.reshape(-1), moments.scale.reshape(-1)]
+    return np.concatenate(parts).astype(np.float32, copy=False)
 
 
 def _acting(policy: NativePolicy, weights: int, flat: np.ndarray) -> Callable[..., np.ndarray]:

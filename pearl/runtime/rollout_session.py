@@ -197,6 +197,7 @@ class RolloutWorker(Worker):
         trainer: OnPolicyTrainer,
     ) -> None:
         super().__init__("Learner", laq, ldq, bell, learner.prepare)
+        self.cores = getattr(learner, "threads", None)
         self._buffer, self._preparation = buffer, preparation
         self._advantages, self._learner, self._trainer = advantages, learner, trainer
         self._wsq, self._staging = wsq, np.zeros(learner.weight_count, np.float32)

@@ -631,8 +631,7 @@ class Run(abc.ABC):
     def _finish(self) -> int:
         supervisor, report = self._supervisor, self.report
         supervisor.stop_parties()
-        if "_evaluator" in self.__dict__:
-            self._evaluator.end_beside()
+        self._evaluator.end_beside()
         if self._bench is not None:
             if supervisor.failure is not None:
                 raise supervisor.failure

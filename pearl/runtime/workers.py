@@ -52,12 +52,8 @@ class Worker(ABC):
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._prepared = False
-
-    @property
-    def cores(self) -> int | None:
-        """Cores that the loop keeps busy; None where that is not known, as for the Learner of another device."""
-        learner = getattr(self, "_learner", None)
-        return 1 if learner is None else getattr(learner, "threads", None)
+        # Cores that the loop keeps busy; None where that is not known, as for the Learner of another device.
+        self.cores: int | None = 1
 
     @abstractmethod
     def take(self, timeout_s: float) -> bool:
@@ -233,6 +229,7 @@ class LearnerWorker(Worker):
         storage: LearnerStorage | None = None,
     ) -> None:
         super().__init__("Learner", laq, ldq, bell, target.prepare)
+        self.cores = getattr(target, "threads", None)
         self._host = laq.times
         self._learner, self._storage = target, storage
         self._times = Recorder()
@@ -473,6 +470,7 @@ class TrainingLoop(Worker):
         weight_sync_interval: int,
     ) -> None:
         super().__init__("training loop", laq, ldq, bell, learner.prepare)
+        self.cores = getattr(learner, "threads", None)
         self._names = [f.name for f in transition.fields]
         self._dtypes = [(np.dtype(f.dtype), f.shape) for f in transition.fields]
         self._learner = learner
