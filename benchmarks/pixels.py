@@ -12,23 +12,17 @@ A run that was interrupted is resumed, and one that ended is not repeated: the r
 
 from __future__ import annotations
 
-import csv
-import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.pong import ENV as THEIR_ENV
 from benchmarks.pong import missing
-from benchmarks.programs import environment
-from benchmarks.record import ASSETS, ROOT, Row, commit, shown, write
+from benchmarks.reaching import Curve, run_to, their_points
+from benchmarks.record import ASSETS, ROOT, Row, shown, write
 from benchmarks.timing import options
 
 EXAMPLE = ROOT / "examples" / "dqn_pong.py"
@@ -40,63 +34,9 @@ THEIR_STEPS = 125_000  # 100,000 without training, as the Zoo has it, then 25,00
 LEAST = -21.0  # Pong's lowest return
 
 
-@dataclass(frozen=True)
-class Curve:
-    """One run's evaluations; `solved` is the place of the one that found Pong solved, None if none did."""
-
-    seed: int
-    steps: np.ndarray
-    seconds: np.ndarray
-    returns: np.ndarray
-    solved: int | None
-    commit: str
-
-
 def train(seed: int, within: Path, *more: str) -> Curve:
     """Run the example, or go on with it, in a folder below `within`; nothing if it has ended already."""
-    home = within / f"seed-{seed}"
-    folder = home / "run"
-    home.mkdir(parents=True, exist_ok=True)
-    if not (folder / "summary.json").exists():
-        command = [sys.executable, str(EXAMPLE), "--seed", str(seed), "--run-dir", str(folder), "--plain"]
-        command += ["--eval-interval", str(INTERVAL), "--eval-episodes", str(EPISODES), f"--until-return={GOAL}"]
-        command += ["--resume"] * (folder / "checkpoints").is_dir()
-        command += more
-        (home / "commit.txt").write_text(commit(), encoding="utf-8")
-        with (home / "output.txt").open("a", encoding="utf-8") as output:
-            done = subprocess.run(command, cwd=home, env=environment(), stdout=output, stderr=subprocess.STDOUT)
-        if done.returncode:
-            raise RuntimeError(f"The example ended with code {done.returncode}; see {home / 'output.txt'}.")
-    return read_curve(folder, seed, (home / "commit.txt").read_text(encoding="utf-8"))
-
-
-def read_curve(folder: Path, seed: int, made_at: str) -> Curve:
-    """The evaluations during a run, at the steps of the weights that played."""
-    points: list[tuple[int, float, float]] = []
-    solved = None
-    with (folder / "evaluations.csv").open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            mean = float(row["mean_return"])
-            if row["kind"] == "progress":
-                points.append((int(row["weights_step"]), float(row["wall_s"]), mean))
-            elif row["kind"] == "solved check" and mean >= GOAL and solved is None:
-                solved = len(points) - 1
-    steps, seconds, returns = (np.array(values, float) for values in zip(*points, strict=True))
-    return Curve(seed, steps, seconds, returns, solved, made_at)
-
-
-def their_points(steps: int) -> list[dict[str, float]]:
-    """Evaluations of Stable-Baselines3: environment steps, seconds without evaluations and mean return."""
-    file = FOLDER / "stable_baselines3.jsonl"
-    if not file.exists():
-        command = [sys.executable, "-m", "benchmarks.peers.sb3_curve", THEIR_ENV, "--steps", str(steps)]
-        command += ["--interval", str(INTERVAL), "--episodes", "1", "--of-zoo"]
-        done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
-        if done.returncode:
-            print(f"Stable-Baselines3 ended with code {done.returncode}: {done.stderr[-500:]}")
-            return []
-        file.write_text("".join(f"{line}\n" for line in done.stdout.splitlines() if line.startswith("{")))
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return run_to(EXAMPLE, seed, within / f"seed-{seed}", GOAL, INTERVAL, EPISODES, more)
 
 
 def their_seconds(points: Sequence[dict[str, float]], steps: float) -> float:
@@ -112,9 +52,8 @@ def rows_of(curves: Sequence[Curve], theirs: Sequence[dict[str, float]]) -> Iter
     """Steps and seconds of the runs, until they solved Pong or ended, and the same number of steps by the peer."""
     solved = sum(curve.solved is not None for curve in curves)
     case = f"DQN Pong from pixels, until 18 ({solved} of {len(curves)} seeds solved it)"
-    last = [len(curve.steps) - 1 if curve.solved is None else curve.solved for curve in curves]
-    steps = [curve.steps[place] for curve, place in zip(curves, last, strict=True)]
-    seconds = [curve.seconds[place] for curve, place in zip(curves, last, strict=True)]
+    steps = [curve.steps[curve.end] for curve in curves]
+    seconds = [curve.seconds[curve.end] for curve in curves]
     yield Row.of(f"{case}: environment steps", "steps", "lower", steps)
     best = max((point["return"] for point in theirs), default=LEAST)
     peer = f"Stable-Baselines3 DQN, RL Zoo settings, for as many steps (best return when it was stopped: {best:.0f})"
@@ -158,20 +97,10 @@ def main() -> None:
             shown(rows_of([train(FIRST_SEED, Path(scratch), "--timesteps", "12000")], ()))
         return
     curves = [train(seed, FOLDER) for seed in range(FIRST_SEED, FIRST_SEED + arguments.seeds)]
-    theirs = their_points(arguments.their_steps)
+    length = ("--steps", str(arguments.their_steps), "--interval", str(INTERVAL), "--episodes", "1", "--of-zoo")
+    theirs = their_points(FOLDER / "stable_baselines3.jsonl", THEIR_ENV, *length)
     rows = shown(rows_of(curves, theirs))
-    runs: list[dict[str, Any]] = [
-        {
-            "seed": str(curve.seed),
-            "commit": curve.commit,
-            "steps": curve.steps[-1],
-            "seconds": curve.seconds[-1],
-            "best return": curve.returns.max(),
-            "last return": curve.returns[-1],
-            "outcome": "not solved" if curve.solved is None else "solved",
-        }
-        for curve in curves
-    ]
+    runs = [curve.summary() for curve in curves]
     write("pixels", "make bench-pixels", os.cpu_count() or 1, rows, plots=[plot(curves)], runs=runs)
 
 

@@ -18,7 +18,20 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # benchmarks are not installed
 
-from benchmarks import eps, gae, peers, pixels, record, replay, report, solve_time, stability, zoo  # noqa: E402
+from benchmarks import (  # noqa: E402
+    eps,
+    gae,
+    peers,
+    pixels,
+    reaching,
+    record,
+    replay,
+    report,
+    returns,
+    solve_time,
+    stability,
+    zoo,
+)
 from benchmarks.peers import solving, training, zoo_settings  # noqa: E402
 from composer import spec_file  # noqa: E402
 from pearl.rollout import NumpyGae  # noqa: E402
@@ -344,7 +357,7 @@ def test_curves_of_pixels_are_read_until_a_run_solved_its_task(tmp_path):
         "75000,171.0,solved check,75000,18.4,1.0,5\n"
         "75000,175.0,last and best,75000,19.0,1.0,5\n"
     )
-    curve = pixels.read_curve(tmp_path, 11, "abc")
+    curve = reaching.read_curve(tmp_path, 11, 18.0, "abc")
     assert (curve.solved, curve.returns.tolist()) == (2, [-20.0, 18.2, 19.0])
     points = [{"steps": 25_000, "seconds": 40.0, "return": -21.0}, {"steps": 50_000, "seconds": 140.0, "return": -21.0}]
     assert pixels.their_seconds(points, 75_000) == 240.0
@@ -354,6 +367,27 @@ def test_curves_of_pixels_are_read_until_a_run_solved_its_task(tmp_path):
     assert "1 of 1 seeds solved it" in seconds.case
     assert "best return when it was stopped: -21" in seconds.peer
     assert next(row for row in pixels.rows_of([curve], ()) if row.unit == "s").reason
+
+
+def test_returns_are_compared_until_ours_reach_the_median_of_the_peer(tmp_path):
+    """A run that did not reach the goal counts with the time it took; composing is added to each."""
+    theirs = [
+        [{"steps": 5e4, "seconds": 400.0, "return": 1.0}, {"steps": 1e5, "seconds": s, "return": r}]
+        for s, r in ((900.0, 300.0), (1_000.0, 500.0), (1_100.0, 900.0))
+    ]
+    assert returns.goal_of(theirs) == 500.0
+    steps, seconds, values = np.array([1e4, 2e4, 3e4]), np.array([20.0, 40.0, 60.0]), np.array([0.0, 510.0, 520.0])
+    curves = [
+        reaching.Curve(1, steps, seconds, values, 1, "abc"),
+        reaching.Curve(2, steps, seconds, values, None, "abc"),
+    ]
+    of_steps, of_seconds = returns.rows_of("Hopper-v5", curves, 4.0, theirs)
+    assert (of_steps.spread, of_steps.theirs) == ((2e4, 3e4), 1e5)
+    assert (of_seconds.spread, of_seconds.theirs) == ((44.0, 64.0), 1_000.0)
+    assert "until 500 (1 of 2 seeds" in of_seconds.case
+    assert "reached 300 to 900" in of_seconds.peer
+    for environment in returns.ENVIRONMENTS:
+        assert f"sac-{environment}" in zoo.names()
 
 
 def test_tasks_of_solving_are_compositions_of_the_zoo_with_settings_of_the_peers():

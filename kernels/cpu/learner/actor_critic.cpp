@@ -127,10 +127,11 @@ ActorCriticMetrics ActorCriticLearner::step(const ActorCriticBatch& batch, bool 
 
 template <class Visit>
 void ActorCriticLearner::for_groups(std::size_t begin, std::size_t end, Visit visit) const {
-  const std::size_t columns = model_.actor->columns(end - begin);
+  const std::size_t last_columns = model_.actor->last_columns(end - begin, kGroup);
   for (std::size_t first = begin; first < end; first += kGroup) {
     const std::size_t last = std::min(end, first + kGroup);
-    visit(Group{first, last, (last - first + panel() - 1) / panel(), columns, first != begin, last == end});
+    visit(Group{first, last, (last - first + panel() - 1) / panel(), panel(), last_columns, first != begin,
+                last == end});
   }
 }
 
@@ -178,7 +179,7 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
   for (std::size_t p = 0; p < group.panels; ++p) {
     const std::size_t first = group.first + p * size, count = std::min(size, group.last - first);
     load_observations(static_cast<const float*>(batch.next_obs) + first * obs, count, worker.next_actor.value(0, 0));
-    model_.actor->forward(chooser, worker.next_actor, 0, group.columns);
+    model_.actor->forward(chooser, worker.next_actor, 0, group.columns(p));
     float* next = worker.next_critics[0].value(0, 0);
     std::memcpy(next, worker.next_actor.value(0, 0), obs * size * sizeof(float));
     act(worker.next_actor.value(model_.actor->output(), 0),
@@ -199,7 +200,7 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
       Workspace& workspace = worker.next_critics[k];
       if (k > 0) std::memcpy(workspace.value(0, 0), next, (obs + actions) * size * sizeof(float));
       workspace.dropout = pass(batch, 0, k, first);
-      critic.forward(model_.target_critic_weights, workspace, 0, group.columns);
+      critic.forward(model_.target_critic_weights, workspace, 0, group.columns(p));
       worker.judged[j] = workspace.value(critic.output(), 0);
     }
     for (std::size_t k = 0; k < critics; ++k) {
@@ -207,7 +208,7 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
       Workspace& workspace = worker.critics[k];
       if (k > 0) std::memcpy(workspace.value(0, p), inputs, (obs + actions) * size * sizeof(float));
       workspace.dropout = pass(batch, 1, k, first);
-      critic.forward(model_.critic_weights, workspace, p, group.columns);
+      critic.forward(model_.critic_weights, workspace, p, group.columns(p));
       worker.values[k] = workspace.value(critic.output(), p);
       worker.slopes[k] = workspace.gradient(critic.output(), p);
       std::fill(slopes[k], slopes[k] + size, 0.0f);
@@ -234,7 +235,7 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
   if (group.last_of_worker) priorities_written(known);
   for (std::size_t k = 0; k < critics; ++k)
     model_.critics[k]->backward(model_.critic_weights, gradients, worker.critics[k], group.panels,
-                                group.last - group.first, group.columns, group.accumulate, false);
+                                group.last - group.first, group.last_columns, group.accumulate, false);
 }
 
 void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorCriticBatch& batch, const Group& group,
@@ -251,7 +252,7 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
   for (std::size_t p = 0; p < group.panels; ++p) {
     const std::size_t first = group.first + p * size, count = std::min(size, group.last - first);
     load_observations(static_cast<const float*>(batch.obs) + first * obs, count, worker.actor.value(0, p));
-    model_.actor->forward(model_.actor_weights, worker.actor, p, group.columns);
+    model_.actor->forward(model_.actor_weights, worker.actor, p, group.columns(p));
     float* inputs = worker.critics[0].value(0, p);
     std::memcpy(inputs, worker.actor.value(0, p), obs * size * sizeof(float));
     const float* noise = settings_.stochastic ? batch.noise + first * actions : nullptr;
@@ -263,7 +264,7 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
       Workspace& workspace = worker.critics[k];
       if (k > 0) std::memcpy(workspace.value(0, p), inputs, (obs + actions) * size * sizeof(float));
       workspace.dropout = pass(batch, 2, k, first);
-      critic.forward(model_.critic_weights, workspace, p, group.columns);
+      critic.forward(model_.critic_weights, workspace, p, group.columns(p));
       worker.values[k] = workspace.value(critic.output(), p);
       worker.slopes[k] = workspace.gradient(critic.output(), p);
       std::fill(slopes[k], slopes[k] + size, 0.0f);
@@ -291,7 +292,7 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
   }
   for (std::size_t k = 0; k < critics; ++k)
     model_.critics[k]->backward(model_.critic_weights, nullptr, worker.critics[k], group.panels,
-                                group.last - group.first, group.columns, false, true);
+                                group.last - group.first, group.last_columns, false, true);
   for (std::size_t p = 0; p < group.panels; ++p) {
     const std::size_t first = group.first + p * size, count = std::min(size, group.last - first);
     const float* outputs = worker.actor.value(output, p);
@@ -319,7 +320,7 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
       }
   }
   model_.actor->backward(model_.actor_weights, gradients, worker.actor, group.panels, group.last - group.first,
-                         group.columns, group.accumulate, false);
+                         group.last_columns, group.accumulate, false);
 }
 
 std::vector<std::size_t> ActorCriticAlgorithm::item_bytes() const {

@@ -91,21 +91,22 @@ void DqnLearner::train(DqnWorker& worker, const Batch& batch, std::size_t begin,
   const auto row_of = [&](const void* rows, std::size_t row) {
     return static_cast<const char*>(rows) + row * network_.input_bytes();
   };
-  const std::size_t columns = network_.columns(end - begin);
+  const std::size_t last_columns = network_.last_columns(end - begin, group);
   for (std::size_t first = begin; first < end; first += group) {
     const std::size_t last = std::min(end, first + group), panels = (last - first + panel - 1) / panel;
     const auto count_in = [&](std::size_t p) { return std::min(panel, last - first - p * panel); };
+    const auto columns_of = [&](std::size_t p) { return p + 1 == panels ? last_columns : panel; };
     // One network after the other, so that its weights stay in cache.
     for (std::size_t p = 0; p < panels; ++p)
-      evaluate_next(worker, row_of(batch.next_obs, first + p * panel), p, count_in(p), columns);
+      evaluate_next(worker, row_of(batch.next_obs, first + p * panel), p, count_in(p), columns_of(p));
     for (std::size_t p = 0; p < panels; ++p) {
-      if (settings_.double_q) network_.forward(online_, worker.next, p, columns);
+      if (settings_.double_q) network_.forward(online_, worker.next, p, columns_of(p));
       network_.load(row_of(batch.obs, first + p * panel), count_in(p), worker.training, p);
-      network_.forward(online_, worker.training, p, columns);
+      network_.forward(online_, worker.training, p, columns_of(p));
       differentiate(worker, batch, first + p * panel, p, count_in(p), priorities);
     }
     if (last == end) priorities_written(known);
-    network_.backward(online_, gradients, worker.training, panels, last - first, columns, first != begin, false);
+    network_.backward(online_, gradients, worker.training, panels, last - first, last_columns, first != begin, false);
   }
 }
 

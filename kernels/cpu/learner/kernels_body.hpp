@@ -86,16 +86,16 @@ constexpr std::array<Tile, kRows> kTiles =
 
 template <bool ContiguousRows>
 void gemm_of(const Gemm& g) {
-  const std::size_t blocks = (g.m + kRows - 1) / kRows;
+  // Tiles get even shares of the rows: a short last tile has too few independent chains of additions. The first
+  // `longer` ones have one row more.
+  const std::size_t blocks = (g.m + kRows - 1) / kRows, share = g.m / blocks, longer = g.m % blocks;
   const auto multiply = [&](std::size_t block, std::size_t j) {
     const std::size_t columns = g.n - j < kPanel ? g.n - j : kPanel;
     const std::size_t last = columns % kLanes;
     const bool two = columns > kLanes;
     const Tile* tiles = last == 0 ? (two ? kTiles<2, ContiguousRows, false> : kTiles<1, ContiguousRows, false>).data()
                                   : (two ? kTiles<2, ContiguousRows, true> : kTiles<1, ContiguousRows, true>).data();
-    // Tiles get even shares of the rows: a short last tile has too few independent chains of additions.
-    const std::size_t i = g.m * block / blocks;
-    const std::size_t rows = g.m * (block + 1) / blocks - i;
+    const std::size_t i = block * share + (block < longer ? block : longer), rows = share + (block < longer);
     const auto at = static_cast<std::ptrdiff_t>(i), column = static_cast<std::ptrdiff_t>(j);
     tiles[rows - 1](g, g.a + at * g.a_row, g.b + j, g.c + at * g.c_row + column,
                     g.bias == nullptr ? nullptr : g.bias + (g.bias_of_columns ? column : at),
@@ -253,10 +253,14 @@ PEARL_SIMD void to_unit(const float* x, const float* center, const float* half_r
       store(y + f * kPanel + j, (load(x + f * kPanel + j) - spread(center[f])) / spread(half_range[f]));
 }
 
-PEARL_SIMD void sum_transitions(const float* x, std::size_t width, float* sums, bool accumulate) {
+PEARL_SIMD void sum_transitions(const float* x, std::size_t width, std::size_t panels, float* sums, bool accumulate) {
   for (std::size_t f = 0; f < width; ++f) {
-    const float sum = total(load(x + f * kPanel) + load(x + f * kPanel + kLanes));
-    sums[f] = accumulate ? sums[f] + sum : sum;
+    F sum = zero();
+    for (std::size_t p = 0; p < panels; ++p) {
+      const float* at = x + (p * width + f) * kPanel;
+      sum += load(at) + load(at + kLanes);
+    }
+    sums[f] = (accumulate ? sums[f] : 0.0f) + total(sum);
   }
 }
 

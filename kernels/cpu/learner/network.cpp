@@ -300,17 +300,16 @@ void Network::forward(const float* parameters, Workspace& workspace, std::size_t
 }
 
 void Network::linear_backward(const Step& step, const float* parameters, float* gradients, Workspace& workspace,
-                              std::size_t panels, std::size_t count, std::size_t columns, bool accumulate,
+                              std::size_t panels, std::size_t count, std::size_t last_columns, bool accumulate,
                               bool of_input) const {
   const Op& op = step.op;
   const std::size_t size = kernels_.panel, in = widths_[step.in[0]], row = padded(in);
   const auto stride = static_cast<std::ptrdiff_t>(size);
   if (gradients != nullptr) {
-    for (std::size_t p = 0; p < panels; ++p) {
+    for (std::size_t p = 0; p < panels; ++p)
       kernels_.transpose(workspace.value(step.in[0], p), in, size, size, workspace.rows_.data() + p * size * row, row);
-      if (op.bias != kNone)
-        kernels_.sum_transitions(workspace.gradient(step.out, p), op.width, gradients + op.bias, accumulate || p > 0);
-    }
+    if (op.bias != kNone)
+      kernels_.sum_transitions(workspace.gradient(step.out, 0), op.width, panels, gradients + op.bias, accumulate);
     Gemm gemm{};
     gemm.a = workspace.gradient(step.out, 0);
     gemm.a_row = stride;
@@ -338,7 +337,7 @@ void Network::linear_backward(const Step& step, const float* parameters, float* 
     gemm.b_step = gemm.c_row = stride;
     gemm.c = workspace.gradient(step.in[0], p);
     gemm.m = in;
-    gemm.n = columns;
+    gemm.n = p + 1 == panels ? last_columns : size;
     gemm.depth = gemm.segment = op.width;
     gemm.accumulate = step.adds[0];
     gemm.gate = step.gates_input ? workspace.value(step.in[0], p) : nullptr;
@@ -347,7 +346,7 @@ void Network::linear_backward(const Step& step, const float* parameters, float* 
 }
 
 void Network::backward(const float* parameters, float* gradients, Workspace& workspace, std::size_t panels,
-                       std::size_t count, std::size_t columns, bool accumulate, bool of_input) const {
+                       std::size_t count, std::size_t last_columns, bool accumulate, bool of_input) const {
   const std::size_t size = kernels_.panel;
   const bool of_trunk = trunk_ && gradients != nullptr;
   of_input = of_input || of_trunk;
@@ -417,7 +416,7 @@ void Network::backward(const float* parameters, float* gradients, Workspace& wor
       }
     }
     if (op.kind == OpKind::linear)
-      linear_backward(*step, parameters, gradients, workspace, panels, count, columns, adds_weights, of_input);
+      linear_backward(*step, parameters, gradients, workspace, panels, count, last_columns, adds_weights, of_input);
   }
   if (of_trunk)
     trunk_->backward(parameters, gradients, *workspace.images_, panels, accumulate,

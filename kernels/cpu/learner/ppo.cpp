@@ -154,23 +154,24 @@ void PpoLearner::prepare(PpoWorker& worker, const Minibatch& batch) const {
 void PpoLearner::compute_gradients(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t end,
                                    float* gradients) {
   const Network &policy = *networks_.policy, &value = *networks_.value;
-  const std::size_t panel = kernels_.panel, columns = policy.columns(end - begin);
+  const std::size_t panel = kernels_.panel, last_columns = policy.last_columns(end - begin, kGroup);
   if (shared_) std::fill_n(gradients, policy.parameters(), 0.0f);
   for (std::size_t first = begin; first < end; first += kGroup) {
     const std::size_t last = std::min(end, first + kGroup), panels = (last - first + panel - 1) / panel;
     const auto count_in = [&](std::size_t p) { return std::min(panel, last - first - p * panel); };
+    const auto columns_of = [&](std::size_t p) { return p + 1 == panels ? last_columns : panel; };
     // One network after the other, so that its weights stay in cache.
     for (std::size_t p = 0; p < panels; ++p) {
       load(worker, batch, first + p * panel, p, count_in(p));
-      policy.forward(weights_, worker.policy, p, columns);
+      policy.forward(weights_, worker.policy, p, columns_of(p));
     }
     for (std::size_t p = 0; p < panels; ++p) {
-      value.forward(weights_, worker.value, p, columns);
+      value.forward(weights_, worker.value, p, columns_of(p));
       differentiate(worker, batch, first + p * panel, p, count_in(p));
     }
     const bool accumulate = shared_ || first != begin;
-    value.backward(weights_, gradients, worker.value, panels, last - first, columns, accumulate, false);
-    policy.backward(weights_, gradients, worker.policy, panels, last - first, columns, accumulate, false);
+    value.backward(weights_, gradients, worker.value, panels, last - first, last_columns, accumulate, false);
+    policy.backward(weights_, gradients, worker.policy, panels, last - first, last_columns, accumulate, false);
   }
   for (std::size_t j = 0; j < worker.log_std_slope.size(); ++j)
     gradients[static_cast<std::size_t>(networks_.distribution.log_std) + j] =

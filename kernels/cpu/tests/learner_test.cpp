@@ -152,17 +152,17 @@ void test_gradients() {
   for (const std::size_t rows : {std::size_t{1}, panel / 2, panel + 3}) {
     const Floats parameters = random_floats(example.parameters, 7, 0.5f);
     const Floats x = random_floats(rows * Example::kInputs, 8), slopes = random_floats(rows * Example::kActions, 9);
-    const std::size_t panels = (rows + panel - 1) / panel, columns = network.columns(rows);
+    const std::size_t panels = (rows + panel - 1) / panel, last_columns = network.last_columns(rows, rows);
     Workspace workspace(network, panels, true);
     Floats gradients(example.parameters);
     for (std::size_t p = 0; p < panels; ++p) {
       const std::size_t count = std::min(panel, rows - p * panel);
       network.load(x.data() + p * panel * Example::kInputs, count, workspace, p);
-      network.forward(parameters.data(), workspace, p, columns);
+      network.forward(parameters.data(), workspace, p, p + 1 == panels ? last_columns : panel);
       network.kernels().transpose(slopes.data() + p * panel * Example::kActions, count, Example::kActions,
                                   Example::kActions, workspace.gradient(network.output(), p), panel);
     }
-    network.backward(parameters.data(), gradients.data(), workspace, panels, rows, columns, false, true);
+    network.backward(parameters.data(), gradients.data(), workspace, panels, rows, last_columns, false, true);
 
     std::vector<double> exact(parameters.begin(), parameters.end());
     const auto total = [&] {
@@ -276,7 +276,7 @@ void test_gradients_of_images() {
         x[i] = static_cast<float>(bytes[i]) / 255.0f;
       }
       const Floats slopes = random_floats(rows * ImageExample::kOutputs, 33);
-      const std::size_t panels = (rows + panel - 1) / panel, columns = network.columns(rows);
+      const std::size_t panels = (rows + panel - 1) / panel, last_columns = network.last_columns(rows, rows);
       Workspace workspace(network, panels, true);
       Floats gradients(example.parameters);
       double found = 0.0;
@@ -286,7 +286,7 @@ void test_gradients_of_images() {
           const std::size_t first = p * panel, count = std::min(panel, rows - first);
           const std::size_t at = first * ImageExample::kInputs;
           network.load(of_bytes ? static_cast<const void*>(bytes.data() + at) : x.data() + at, count, workspace, p);
-          network.forward(parameters.data(), workspace, p, columns);
+          network.forward(parameters.data(), workspace, p, p + 1 == panels ? last_columns : panel);
           network.kernels().transpose(slopes.data() + first * ImageExample::kOutputs, count, ImageExample::kOutputs,
                                       ImageExample::kOutputs, workspace.gradient(network.output(), p), panel);
           for (std::size_t c = 0; c < count; ++c)
@@ -294,7 +294,7 @@ void test_gradients_of_images() {
               found += static_cast<double>(slopes[(first + c) * ImageExample::kOutputs + f]) *
                        static_cast<double>(workspace.value(network.output(), p)[f * panel + c]);
         }
-        network.backward(parameters.data(), gradients.data(), workspace, panels, rows, columns, accumulates, false);
+        network.backward(parameters.data(), gradients.data(), workspace, panels, rows, last_columns, accumulates, false);
       }
       std::vector<double> exact(parameters.begin(), parameters.end());
       const auto total = [&] {

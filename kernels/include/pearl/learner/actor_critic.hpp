@@ -85,8 +85,9 @@ class ActorCriticLearner : public TeamLearner<ActorCriticWorker> {
  private:
   // A group of panels of a worker's part of the batch.
   struct Group {
-    std::size_t first, last, panels, columns;
+    std::size_t first, last, panels, panel, last_columns;
     bool accumulate, last_of_worker;
+    std::size_t columns(std::size_t p) const { return p + 1 == panels ? last_columns : panel; }
   };
 
   template <class Visit>

@@ -81,12 +81,17 @@ class Network {
   void forward(const float* parameters, Workspace& workspace, std::size_t panel, std::size_t columns) const;
   // Starts from gradient(output()) of panels 0..panels-1, which hold `count` transitions, then zeros. `gradients` may be
   // null; with `accumulate` they are added to. With `of_input`, which only a network that takes vectors can, the input's
-  // gradient is left in gradient(0).
+  // gradient is left in gradient(0). `last_columns` of the last panel are computed, all of the others.
   void backward(const float* parameters, float* gradients, Workspace& workspace, std::size_t panels, std::size_t count,
-                std::size_t columns, bool accumulate, bool of_input) const;
+                std::size_t last_columns, bool accumulate, bool of_input) const;
   // The `columns` argument for a batch of `count` transitions.
   std::size_t columns(std::size_t count) const {
     return count <= kernels_.panel / 2 ? kernels_.panel / 2 : kernels_.panel;
+  }
+  // The columns of the last panel of `rows` transitions that are computed in groups of `group`. With several groups, they
+  // are all of it: sums over a panel take every column, and one that is left out would keep an earlier group's values.
+  std::size_t last_columns(std::size_t rows, std::size_t group) const {
+    return rows > group ? kernels_.panel : columns((rows - 1) % kernels_.panel + 1);
   }
 
  private:
@@ -111,7 +116,7 @@ class Network {
   void check(const Op& op, std::size_t index, const std::vector<std::size_t>& widths) const;
   void plan(const std::vector<Op>& ops);
   void linear_backward(const Step& step, const float* parameters, float* gradients, Workspace& workspace,
-                       std::size_t panels, std::size_t count, std::size_t columns, bool accumulate,
+                       std::size_t panels, std::size_t count, std::size_t last_columns, bool accumulate,
                        bool of_input) const;
 
   const LearnerKernels& kernels_;
