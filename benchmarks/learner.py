@@ -11,7 +11,8 @@ transitions of Pendulum-v1's shapes (DQN: of CartPole-v1's, by priority). Ours i
 native learner. The peers take turns with it, each in a process of its own. rltools trains only within a step of its
 loop, which also acts in its own Pendulum in C++. Its "training" is such a step less the time of steps that only act;
 the whole step has a row of its own. rltools is compiled for each problem, with MKL and without a BLAS; its rows of
-seconds are that compilation (0: ours compiles nothing for a problem). rlox trains with torch, and its DQN has a squared
+seconds are that compilation (0: ours compiles nothing for a problem). A row per case has what no step in float32 can be
+faster than on this core: its matrix products at the SGEMM peak. rlox trains with torch, and its DQN has a squared
 loss. Neither has DDPG.
 """
 
@@ -43,6 +44,7 @@ from pearl.spec import ReplayMode, ReplaySpec, TransitionSpec
 
 GOALS: dict[tuple[tuple[int, ...], int], float] = {((64, 64), 32): 10.0, ((256, 256), 32): 3.0, ((256, 256), 512): 1.15}
 PEERS = {"rltools_training": "rltools, MKL", "rltools_plain": "rltools, without a BLAS", "rlox_training": "rlox"}
+FLOOR = "the step's matrix products alone, at the rate of SGEMM here"
 SLOTS = 10_000
 PUBLICATION_INTERVAL = 100
 CONTINUOUS = (((64, 64), 32), ((256, 128), 32), ((256, 128), 512), ((256, 256), 256))
@@ -105,7 +107,7 @@ PIXEL_CASES = (PixelCase("DQN", (), 32), PixelCase("DQN", (), 256))
 
 
 @dataclass(frozen=True)
-class SamplingCase(workload.Case):
+class SamplingCase(Case):
     """A case that samples its batches, with an environment's shapes."""
 
     environment: str = "Pendulum-v1"
@@ -238,8 +240,10 @@ def measure(case: Case, repeats: int, repeat_s: float, peak: float) -> list[Row]
     return shown(rows)
 
 
-def measure_sampling(case: SamplingCase, peers: Sequence[str], repeats: int, repeat_s: float) -> Iterator[Row]:
-    """Steps that sample their batches, of ours and of each peer, in turns."""
+def measure_sampling(
+    case: SamplingCase, peers: Sequence[str], repeats: int, repeat_s: float, peak: float
+) -> Iterator[Row]:
+    """Steps that sample their batches, of ours and of each peer, in turns; and what the matrix products alone need."""
     loop = case.loop()
     count = max(5, round(repeat_s * 1e6 / max(loop.run(20), 1.0)))
     with ExitStack() as stack:
@@ -257,6 +261,8 @@ def measure_sampling(case: SamplingCase, peers: Sequence[str], repeats: int, rep
                     theirs[side.module].append(side.measure(repeat_s))
                 except RuntimeError as error:
                     side.reason = str(error)
+    floor_us = case.flop / peak / 1e3
+    yield Row.of(f"{case.algorithm} step with sampling {case.shape}", "us", "lower", ours, FLOOR, floor_us)
     for side in sides:
         found = [] if side.reason else theirs[side.module]
         yield from sampling_rows(case, ours, side, found)
@@ -293,7 +299,7 @@ def main() -> None:
     for case in [*cases(quick), *(PIXEL_CASES[:1] if quick else PIXEL_CASES)]:
         rows += measure(case, repeats, repeat_s, max(ours, theirs))
     for sampling_case in SAMPLING_CASES[:1] if quick else SAMPLING_CASES:
-        rows += shown(measure_sampling(sampling_case, peers, repeats, 10 * repeat_s))
+        rows += shown(measure_sampling(sampling_case, peers, repeats, 10 * repeat_s, max(ours, theirs)))
     if not quick and len(peers) == len(PEERS):
         write("learner", "make bench-learner", 1, rows, kernels=_native.selected_learner_kernels())
 

@@ -296,6 +296,24 @@ def together(found: Sequence[Row], runs: Sequence[Document], known: Document) ->
     return [*kept, *found], [*(run for run in known["runs"] if run["environment"] not in environments), *runs]
 
 
+def origins_of(known: Document) -> dict[str, Document]:
+    """Commit and processor of each task in the record `known`."""
+    of_all = {"commit": known["commit"], "machine": known["machine"]["cpu"]}
+    return {str(run["environment"]): of_all for run in known["runs"]} | known.get("origins", {})
+
+
+def note_of(origins: Mapping[str, Document], here: Document) -> str:
+    """Which tasks were measured at another commit or on another machine than `here`; empty if none were."""
+    others: dict[tuple[str, str], list[str]] = {}
+    for task, origin in origins.items():
+        if origin != here:
+            others.setdefault((origin["commit"], origin["machine"]), []).append(task)
+    return " ".join(
+        f"The rows of {', '.join(tasks)} are of commit `{commit_of}` on {cpu}."
+        for (commit_of, cpu), tasks in others.items()
+    )
+
+
 def main() -> None:
     parser = options(__doc__, "one seed of CartPole-v1")
     parser.add_argument("--seeds", type=int, help="seeds of each task, at most; writes nothing")
@@ -303,7 +321,7 @@ def main() -> None:
         "--only",
         choices=[task.environment for task in TASKS],
         action="append",
-        help="these tasks; the record, if it is of the same commit, keeps the others, and else stays as it is",
+        help="these tasks; the record keeps the others, and says of which commit they are",
     )
     arguments = parser.parse_args()
     tasks = TASKS[:1] if arguments.quick else TASKS
@@ -317,13 +335,15 @@ def main() -> None:
             runs += noted
     if most is not None:
         return
+    here = {"commit": commit(), "machine": machine()["cpu"]}
+    origins = {task.environment: here for task in tasks}
     if arguments.only is not None:
         known = json.loads((RESULTS / "solve_time.json").read_text(encoding="utf-8"))
-        if (known["commit"], known["machine"]) != (commit(), machine()):
-            print("Nothing is written: the record is of another commit or machine.")
-            return
         rows, runs = together(rows, runs, known)
-    write("solve_time", "make bench-solve", threads=os.cpu_count() or 1, rows=rows, runs=runs)
+        origins = {**origins_of(known), **dict.fromkeys(arguments.only, here)}
+    note = {"note": text} if (text := note_of(origins, here)) else {}
+    threads = os.cpu_count() or 1
+    write("solve_time", "make bench-solve", threads, rows, runs=runs, origins=origins, **note)
 
 
 if __name__ == "__main__":

@@ -434,6 +434,15 @@ def test_a_task_that_is_measured_again_replaces_its_rows_in_the_record():
     assert len(runs) == 2
 
 
+def test_a_record_says_of_which_commit_the_tasks_are_that_it_keeps():
+    runs = [{"environment": name} for name in ("CartPole-v1", "Acrobot-v1", "Pendulum-v1")]
+    here = {"commit": "new", "machine": "CPU B"}
+    known = {"commit": "old", "machine": {"cpu": "CPU A"}, "runs": runs, "origins": {"Acrobot-v1": here}}
+    origins = {**solve_time.origins_of(known), "Pendulum-v1": here}
+    assert solve_time.note_of(origins, here) == "The rows of CartPole-v1 are of commit `old` on CPU A."
+    assert not solve_time.note_of(dict.fromkeys(origins, here), here)
+
+
 def test_a_peer_passes_by_its_greedy_returns(capsys):
     examiner = solving.Examiner("CartPole-v1", goal=100.0, seed=1)
     assert not examiner.passes(lambda obs: np.zeros(len(obs), np.int64))  # falls over at once
