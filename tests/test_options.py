@@ -72,6 +72,7 @@ def test_options_of_the_command_line() -> None:
         (("--timesteps", "many"), "expected a whole number of at least 0, found 'many'"),
         (("--timesteps", "inf"), "expected a whole number of at least 0, found 'inf'"),
         (("--timesteps", "nan"), "expected a whole number of at least 0, found 'nan'"),
+        (("--seed", "one"), "found 'one'"),
         (("--seed", str(2**62)), f"expected a seed below 2**62, found '{2**62}'"),
         (("--seed", "1e300"), "expected a seed below 2**62, found '1e300'"),
         (("--bench-seconds", "0"), "expected seconds above 0, found '0'"),
