@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from programs import ONE_CPU, run, write_csv_pair
+from programs import ONE_CPU, run, summary, write_csv_pair
 from torch import nn
 from trainers import TinyPPO
 
@@ -491,36 +492,36 @@ def trained(program: Path, *arguments: str) -> None:
     assert code == 0, output
 
 
-def summary(program: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((program.parent / name / "summary.json").read_text())
-    return found
-
-
-def test_a_program_trains_and_resumes(program: Path) -> None:
+@pytest.fixture(scope="module")
+def first_run(program: Path) -> Path:
+    """The folder of a run of 640 steps, which tests leave as it is."""
     run_dir = program.parent / "trained"
     # Iterations that a checkpoint or an evaluation interrupts are not timed.
     rarely = ("--checkpoint-interval", "10000", "--eval-interval", "10000")
     trained(program, "--run-dir", str(run_dir), "--eval-episodes", "4", "--timesteps", "640", *rarely)
-    first = summary(program, "trained")
+    return run_dir
+
+
+def test_a_program_trains_and_resumes(program: Path, first_run: Path, tmp_path: Path) -> None:
+    first = summary(first_run)
     assert first["env_steps"] == 640
     assert first["gradient_steps"] == 640 // 64 * 2 * 2, "10 rollouts of 64 rows, 2 epochs of 2 minibatches"
     assert first["replay_ratio"] == 2.0
     assert first["rollout"]["memory"]["bytes"] == 8 * 64
     assert first["rollout"]["policy_lag"] == 0
     assert set(first["iteration"]["measured_us"]) >= {"collection", "advantages", "training", "iteration"}
+    run_dir = Path(shutil.copytree(first_run, tmp_path / "resumed"))
     trained(program, "--run-dir", str(run_dir), "--eval-episodes", "0", "--timesteps", "960", "--resume")
-    again = summary(program, "trained")
+    again = summary(run_dir)
     assert again["env_steps"] == 960
     assert again["gradient_steps"] == 960 // 64 * 4
 
 
-def test_a_report_shows_the_platform_the_matrix_and_every_placement(program: Path) -> None:
-    run_dir = program.parent / "reported"
-    trained(program, "--run-dir", str(run_dir), "--eval-episodes", "0", "--timesteps", "640")
-    made = read_composition((run_dir / "composition.json").read_text())
+def test_a_report_shows_the_platform_the_matrix_and_every_placement(first_run: Path) -> None:
+    made = read_composition((first_run / "composition.json").read_text())
     assert isinstance(made, RolloutComposition)
     assert made.matrix.collection.samples is None
-    page = ElementTree.fromstring(report_page(run_dir).partition("\n")[2])
+    page = ElementTree.fromstring(report_page(first_run).partition("\n")[2])
     diagram = next(svg for svg in page.iter("svg") if svg.get("aria-label", "").startswith("Platform"))
     assert "cpu0: GAE, Learner, Actors" in diagram.attrib["aria-label"]
     text = " ".join("".join(page.itertext()).split())
@@ -539,17 +540,18 @@ def test_a_report_shows_the_platform_the_matrix_and_every_placement(program: Pat
     assert [cell.get("data-label") for cell in marked] == ["GAE", "Learner"]
 
 
-def test_a_serial_run_repeats_and_resumes_to_the_bit(program: Path) -> None:
+def test_a_serial_run_repeats_and_resumes_to_the_bit(program: Path, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
-    common = ("--serial", "--eval-episodes", "0", "--checkpoint-interval", "320")
-    for name, parts in (("whole", [("640",)]), ("parts", [("320",), ("640", "--resume")])):
-        for timesteps, *further in parts:
-            trained(program, *common, "--run-dir", str(program.parent / name), "--timesteps", timesteps, *further)
-    whole, parts_ = (load_file(program.parent / name / "weights.safetensors") for name in ("whole", "parts"))
-    assert whole.keys() == parts_.keys()
+    common = ("--serial", "--eval-episodes", "0", "--checkpoint-interval", "320", "--timesteps", "640")
+    trained(program, *common, "--run-dir", str(tmp_path / "whole"))
+    half, _ = sorted((tmp_path / "whole" / "checkpoints").glob("checkpoint-*"))
+    shutil.copytree(half, tmp_path / "half" / "checkpoints" / half.name)
+    trained(program, *common, "--run-dir", str(tmp_path / "half"), "--resume")
+    whole, resumed = (load_file(tmp_path / name / "weights.safetensors") for name in ("whole", "half"))
+    assert whole.keys() == resumed.keys()
     for name, tensor in whole.items():
-        assert torch.equal(tensor, parts_[name]), name
+        assert torch.equal(tensor, resumed[name]), name
 
 
 def test_a_program_measures_itself(program: Path) -> None:
@@ -703,6 +705,7 @@ def test_a_budget_tries_programs_and_places_the_fastest(
     tmp_path: Path, quick_profiles: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("composer.on_policy.trials.MOST_RUNS", 1)
+    monkeypatch.setattr("composer.trials._MEASURED_S", 0.3)
     composer = composer_of(tmp_path)
     before = composer.run(budget_s=0)
     assert all(candidate.tried is None for candidate in composer.placement.candidates)
