@@ -64,9 +64,8 @@ def test_the_loop_in_cpp_takes_the_rate_of_the_moment(trainer_class: type[Traine
     assert np.any(setup.policy() != before)
 
 
-@pytest.mark.parametrize("setting", [1, 2])
-def test_the_rate_falls_with_the_steps_of_the_run(tmp_path: Path, quick_profiles: None, setting: int) -> None:
-    program = make_program(tmp_path, setting=setting, trainer=FallingDQN)
+def test_the_rate_falls_with_the_steps_of_the_run(tmp_path: Path, quick_profiles: None) -> None:
+    program = make_program(tmp_path, trainer=FallingDQN)  # test_setting_schedules has both settings
     results = tmp_path / "results"
     code, output = run(program, "--serial", "--timesteps", "2000", "--eval-episodes", "1", "--run-dir", str(results))
     assert code == 0, output

@@ -257,11 +257,14 @@ def test_the_variable_gives_the_budget_where_none_is_stated(monkeypatch: pytest.
 
 @pytest.mark.usefixtures("quick_profiles")
 def test_real_programs_are_tried_once(
-    csv_pair: Callable[..., tuple[Path, Path]], capsys: pytest.CaptureFixture[str]
+    csv_pair: Callable[..., tuple[Path, Path]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(composer.trials, "_MEASURED_S", 0.6)
+    for most in ("USUAL_RUNS", "MOST_RUNS"):
+        monkeypatch.setattr(composer.trials, most, 1)
     files = csv_pair("cpu0,cpu,cpu,,2,60")
     tried = described(files, trainer=TinyDQN, progress=True)
-    tried.run(budget_s=15.0)
+    tried.run(budget_s=100.0)
     said = capsys.readouterr().out
     assert "tried RM on cpu0, " in said
     assert "Program:" not in said
