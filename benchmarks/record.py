@@ -105,10 +105,11 @@ def machine() -> dict[str, object]:
 
 
 def commit() -> str:
-    """The measured commit, with "-dirty" if files other than results and documents have changed."""
+    """The measured commit, with "-dirty" if files other than results, documents and tests have changed."""
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results", ":!docs")
+        unmeasured = (":!benchmarks/results", ":!docs", ":!tests")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *unmeasured)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return f"{head}-dirty" if changed else head
