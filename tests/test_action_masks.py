@@ -209,7 +209,7 @@ def check_policy(run_dir: Path) -> None:
     assert pearl.load_policy(file).predict(obs[0], action_masks=masks[0]) == 3
 
 
-@pytest.mark.parametrize(("implementation", "setting"), [("native", 2), ("native", 1), ("torch", 2)])
+@pytest.mark.parametrize(("implementation", "setting"), [("native", 2), ("torch", 1)])
 def test_a_dqn_program_never_takes_a_forbidden_action(
     tmp_path: Path, quick_profiles: None, implementation: str, setting: int
 ) -> None:
@@ -221,9 +221,9 @@ def test_a_dqn_program_never_takes_a_forbidden_action(
     check_policy(tmp_path / "run")
 
 
-@pytest.mark.parametrize("implementation", ["native", "torch"])
+@pytest.mark.parametrize(("implementation", "options"), [("native", ()), ("torch", ("--serial",))])
 def test_a_ppo_program_never_takes_a_forbidden_action(
-    tmp_path: Path, quick_profiles: None, implementation: str
+    tmp_path: Path, quick_profiles: None, implementation: str, options: tuple[str, ...]
 ) -> None:
     composer = Composer(progress=False)
     devices, connections = write_csv_pair(tmp_path, ONE_CPU)
@@ -234,7 +234,7 @@ def test_a_ppo_program_never_takes_a_forbidden_action(
     composer.run()
     program = composer.runtime_gen(path=tmp_path / "program.py", timesteps=400)
     assert f'implementation="{implementation}"' in program.read_text(encoding="utf-8")
-    code, output = run(program, "--eval-episodes", "3", "--run-dir", "run")
+    code, output = run(program, *options, "--eval-episodes", "3", "--run-dir", "run")
     assert code == 0, output
     check_policy(tmp_path / "run")
 

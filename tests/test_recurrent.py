@@ -481,7 +481,7 @@ def test_a_program_trains_saves_and_resumes(tmp_path: Path, quick_profiles: None
     other = text.replace(f'"cell": "{cell}"', f'"cell": "{changed}"')
     assert other != text
     (tmp_path / "other.py").write_text(other)
-    code, output = run(tmp_path / "other.py", "--timesteps", "1200", "--resume", *arguments)
+    code, output = run(tmp_path / "other.py", "--serial", "--timesteps", "1200", "--resume", *arguments)
     assert code != 0
     assert "recurrent layer" in output
     policy = pearl.load_policy(tmp_path / "run", "last")
