@@ -125,10 +125,13 @@ def test_each_pair_with_the_fpga_trains_and_goes_on_from_its_checkpoint(
     first = summary(results)
     assert first["env_steps"] >= 1500
     assert first["stale_updates"] == 0
+    assert first["gradient_steps"] > 10
+    if replay == learner:  # a serial run resumes to the bit below
+        return
     code, output = run(program, *SHORT, "--timesteps", "2200", "--resume", "--run-dir", str(results))
     assert code == 0, output
     assert f"at step {first['env_steps']:,}" in output
-    assert summary(results)["gradient_steps"] > first["gradient_steps"] > 10
+    assert summary(results)["gradient_steps"] > first["gradient_steps"]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +140,8 @@ def test_each_pair_with_the_fpga_trains_and_goes_on_from_its_checkpoint(
 def test_serial_runs_on_the_fpga_repeat_and_resume_to_the_bit(
     composed: Callable[..., Composer], tmp_path: Path, trainer: type
 ) -> None:
-    composer = composed(trainer=trainer, env="CartPole-v1" if trainer is TinyDQN else "Pendulum-v1")
+    env = "CartPole-v1" if trainer is TinyDQN else "Pendulum-v1"
+    composer = composed(trainer=trainer, env=env, training={"replay_ratio": 0.5})
     program = program_of(composer, tmp_path, "fpga0", "fpga0")
     common = ("--serial", "--timesteps", "1500", "--checkpoint-interval", "512", "--eval-episodes", "0", "--seed", "7")
 

@@ -233,10 +233,13 @@ def test_each_placement_trains_and_goes_on_from_its_checkpoint(
     assert first["env_steps"] >= 2000
     assert first["stale_updates"] == 0
     assert first["replay_ratio"] == pytest.approx(2.0, rel=0.25)
+    assert first["gradient_steps"] > 100
+    if replay == learner:  # a serial run resumes to the bit below
+        return
     code, output = run(program, *SHORT, "--timesteps", "3000", "--resume", "--run-dir", str(results))
     assert code == 0, output
     assert f"at step {first['env_steps']:,}" in output
-    assert summary(results)["gradient_steps"] > first["gradient_steps"] > 100
+    assert summary(results)["gradient_steps"] > first["gradient_steps"]
 
 
 @pytest.mark.parametrize(
