@@ -224,7 +224,7 @@ bench-stability: setup  ## Runs five times as long as their examples: do they ke
 bench-pixels: setup bench-env  ## Pong from pixels to a return of 18, three seeds (an hour and more; goes on where it was)
 	$(BENCH)/bin/python -m benchmarks.pixels $(BENCH_ARGS)
 
-bench-returns: setup bench-env  ## MuJoCo to the return that Stable-Baselines3 has after 100,000 steps (hours; goes on where it was)
+bench-returns: setup bench-env  ## MuJoCo to the return that Stable-Baselines3 has after 100,000 steps (two hours; goes on where it was)
 	$(BENCH)/bin/python -m benchmarks.returns $(BENCH_ARGS)
 
 bench-rtl: rtl  ## FPGA pipelines in cycles and cells against the papers' equations; BENCH_ARGS=--quick for a look

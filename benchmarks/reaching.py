@@ -1,6 +1,6 @@
-"""Runs of composed programs until they reach a return, and the same curves of peers: benchmarks that take hours.
+"""Runs of composed programs until they reach a return, and the same curves of a peer: benchmarks that take hours.
 
-A run that was interrupted goes on where it was, and one that ended is not repeated.
+A run that ended is not repeated. A program that was interrupted goes on where it was; the peer begins again.
 """
 
 from __future__ import annotations

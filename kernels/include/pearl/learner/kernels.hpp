@@ -88,7 +88,7 @@ struct LearnerKernels {
   void (*add_row)(const float* x0, const float* x1, float scale, float* y, std::size_t width);
   // y = (x - center(f)) / half_range(f).
   void (*to_unit)(const float* x, const float* center, const float* half_range, float* y, std::size_t width);
-  // sums(f) = [sums(f)] + sum of x(f) over the panel's transitions.
+  // sums(f) = [sums(f)] + sum of x(f) over the transitions of `panels` panels, one behind the other.
   void (*sum_transitions)(const float* x, std::size_t width, std::size_t panels, float* sums, bool accumulate);
   // statistics: a panel of two features, mean and 1 / standard deviation. gain and shift may be null.
   void (*layer_norm)(const float* x, const float* gain, const float* shift, float eps, std::size_t width, float* y,
