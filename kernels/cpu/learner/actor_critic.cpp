@@ -130,8 +130,7 @@ void ActorCriticLearner::for_groups(std::size_t begin, std::size_t end, Visit vi
   const std::size_t last_columns = model_.actor->last_columns(end - begin, kGroup);
   for (std::size_t first = begin; first < end; first += kGroup) {
     const std::size_t last = std::min(end, first + kGroup);
-    visit(Group{first, last, (last - first + panel() - 1) / panel(), panel(), last_columns, first != begin,
-                last == end});
+    visit(Group{first, last, (last - first + panel() - 1) / panel(), last_columns, first != begin, last == end});
   }
 }
 
@@ -179,7 +178,7 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
   for (std::size_t p = 0; p < group.panels; ++p) {
     const std::size_t first = group.first + p * size, count = std::min(size, group.last - first);
     load_observations(static_cast<const float*>(batch.next_obs) + first * obs, count, worker.next_actor.value(0, 0));
-    model_.actor->forward(chooser, worker.next_actor, 0, group.columns(p));
+    model_.actor->forward(chooser, worker.next_actor, 0, columns(group, p));
     float* next = worker.next_critics[0].value(0, 0);
     std::memcpy(next, worker.next_actor.value(0, 0), obs * size * sizeof(float));
     act(worker.next_actor.value(model_.actor->output(), 0),
@@ -200,7 +199,7 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
       Workspace& workspace = worker.next_critics[k];
       if (k > 0) std::memcpy(workspace.value(0, 0), next, (obs + actions) * size * sizeof(float));
       workspace.dropout = pass(batch, 0, k, first);
-      critic.forward(model_.target_critic_weights, workspace, 0, group.columns(p));
+      critic.forward(model_.target_critic_weights, workspace, 0, columns(group, p));
       worker.judged[j] = workspace.value(critic.output(), 0);
     }
     for (std::size_t k = 0; k < critics; ++k) {
@@ -208,7 +207,7 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
       Workspace& workspace = worker.critics[k];
       if (k > 0) std::memcpy(workspace.value(0, p), inputs, (obs + actions) * size * sizeof(float));
       workspace.dropout = pass(batch, 1, k, first);
-      critic.forward(model_.critic_weights, workspace, p, group.columns(p));
+      critic.forward(model_.critic_weights, workspace, p, columns(group, p));
       worker.values[k] = workspace.value(critic.output(), p);
       worker.slopes[k] = workspace.gradient(critic.output(), p);
       std::fill(slopes[k], slopes[k] + size, 0.0f);
@@ -252,7 +251,7 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
   for (std::size_t p = 0; p < group.panels; ++p) {
     const std::size_t first = group.first + p * size, count = std::min(size, group.last - first);
     load_observations(static_cast<const float*>(batch.obs) + first * obs, count, worker.actor.value(0, p));
-    model_.actor->forward(model_.actor_weights, worker.actor, p, group.columns(p));
+    model_.actor->forward(model_.actor_weights, worker.actor, p, columns(group, p));
     float* inputs = worker.critics[0].value(0, p);
     std::memcpy(inputs, worker.actor.value(0, p), obs * size * sizeof(float));
     const float* noise = settings_.stochastic ? batch.noise + first * actions : nullptr;
@@ -264,7 +263,7 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
       Workspace& workspace = worker.critics[k];
       if (k > 0) std::memcpy(workspace.value(0, p), inputs, (obs + actions) * size * sizeof(float));
       workspace.dropout = pass(batch, 2, k, first);
-      critic.forward(model_.critic_weights, workspace, p, group.columns(p));
+      critic.forward(model_.critic_weights, workspace, p, columns(group, p));
       worker.values[k] = workspace.value(critic.output(), p);
       worker.slopes[k] = workspace.gradient(critic.output(), p);
       std::fill(slopes[k], slopes[k] + size, 0.0f);

@@ -95,7 +95,7 @@ void DqnLearner::train(DqnWorker& worker, const Batch& batch, std::size_t begin,
   for (std::size_t first = begin; first < end; first += group) {
     const std::size_t last = std::min(end, first + group), panels = (last - first + panel - 1) / panel;
     const auto count_in = [&](std::size_t p) { return std::min(panel, last - first - p * panel); };
-    const auto columns_of = [&](std::size_t p) { return p + 1 == panels ? last_columns : panel; };
+    const auto columns_of = [&](std::size_t p) { return network_.columns_of(p, panels, last_columns); };
     // One network after the other, so that its weights stay in cache.
     for (std::size_t p = 0; p < panels; ++p)
       evaluate_next(worker, row_of(batch.next_obs, first + p * panel), p, count_in(p), columns_of(p));

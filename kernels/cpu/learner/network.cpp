@@ -337,7 +337,7 @@ void Network::linear_backward(const Step& step, const float* parameters, float* 
     gemm.b_step = gemm.c_row = stride;
     gemm.c = workspace.gradient(step.in[0], p);
     gemm.m = in;
-    gemm.n = p + 1 == panels ? last_columns : size;
+    gemm.n = columns_of(p, panels, last_columns);
     gemm.depth = gemm.segment = op.width;
     gemm.accumulate = step.adds[0];
     gemm.gate = step.gates_input ? workspace.value(step.in[0], p) : nullptr;

@@ -159,7 +159,7 @@ void PpoLearner::compute_gradients(PpoWorker& worker, const Minibatch& batch, st
   for (std::size_t first = begin; first < end; first += kGroup) {
     const std::size_t last = std::min(end, first + kGroup), panels = (last - first + panel - 1) / panel;
     const auto count_in = [&](std::size_t p) { return std::min(panel, last - first - p * panel); };
-    const auto columns_of = [&](std::size_t p) { return p + 1 == panels ? last_columns : panel; };
+    const auto columns_of = [&](std::size_t p) { return policy.columns_of(p, panels, last_columns); };
     // One network after the other, so that its weights stay in cache.
     for (std::size_t p = 0; p < panels; ++p) {
       load(worker, batch, first + p * panel, p, count_in(p));

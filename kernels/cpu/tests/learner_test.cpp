@@ -158,7 +158,7 @@ void test_gradients() {
     for (std::size_t p = 0; p < panels; ++p) {
       const std::size_t count = std::min(panel, rows - p * panel);
       network.load(x.data() + p * panel * Example::kInputs, count, workspace, p);
-      network.forward(parameters.data(), workspace, p, p + 1 == panels ? last_columns : panel);
+      network.forward(parameters.data(), workspace, p, network.columns_of(p, panels, last_columns));
       network.kernels().transpose(slopes.data() + p * panel * Example::kActions, count, Example::kActions,
                                   Example::kActions, workspace.gradient(network.output(), p), panel);
     }
@@ -286,7 +286,7 @@ void test_gradients_of_images() {
           const std::size_t first = p * panel, count = std::min(panel, rows - first);
           const std::size_t at = first * ImageExample::kInputs;
           network.load(of_bytes ? static_cast<const void*>(bytes.data() + at) : x.data() + at, count, workspace, p);
-          network.forward(parameters.data(), workspace, p, p + 1 == panels ? last_columns : panel);
+          network.forward(parameters.data(), workspace, p, network.columns_of(p, panels, last_columns));
           network.kernels().transpose(slopes.data() + first * ImageExample::kOutputs, count, ImageExample::kOutputs,
                                       ImageExample::kOutputs, workspace.gradient(network.output(), p), panel);
           for (std::size_t c = 0; c < count; ++c)

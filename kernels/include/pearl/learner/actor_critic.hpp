@@ -85,9 +85,8 @@ class ActorCriticLearner : public TeamLearner<ActorCriticWorker> {
  private:
   // A group of panels of a worker's part of the batch.
   struct Group {
-    std::size_t first, last, panels, panel, last_columns;
+    std::size_t first, last, panels, last_columns;
     bool accumulate, last_of_worker;
-    std::size_t columns(std::size_t p) const { return p + 1 == panels ? last_columns : panel; }
   };
 
   template <class Visit>
@@ -96,6 +95,9 @@ class ActorCriticLearner : public TeamLearner<ActorCriticWorker> {
                         float temperature, float* gradients, float* priorities, const PrioritiesKnown& known);
   void actor_gradients(ActorCriticWorker& worker, const ActorCriticBatch& batch, const Group& group, float temperature,
                        float* gradients);
+  std::size_t columns(const Group& group, std::size_t p) const {
+    return model_.actor->columns_of(p, group.panels, group.last_columns);
+  }
   void load_observations(const float* rows, std::size_t count, float* panel) const;
   // The actor's outputs to unit actions and, for SAC, their log densities.
   void act(const float* outputs, const float* noise, std::size_t count, float* unit, float* log_prob) const;

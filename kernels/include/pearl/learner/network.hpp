@@ -93,6 +93,10 @@ class Network {
   std::size_t last_columns(std::size_t rows, std::size_t group) const {
     return rows > group ? kernels_.panel : columns((rows - 1) % kernels_.panel + 1);
   }
+  // The columns of panel `p` of `panels` that are computed.
+  std::size_t columns_of(std::size_t p, std::size_t panels, std::size_t last_columns) const {
+    return p + 1 == panels ? last_columns : kernels_.panel;
+  }
 
  private:
   friend class Workspace;
