@@ -10,6 +10,7 @@
 // No include guard and no includes: the including file has them.
 
 #define PEARL_INLINE PEARL_SIMD inline __attribute__((always_inline))
+#define PEARL_INLINED PEARL_SIMD __attribute__((always_inline))  // of a lambda
 
 constexpr std::size_t kPanel = 2 * kLanes;
 constexpr std::size_t kLargeResult = std::size_t{1} << 18;  // floats: a result that does not stay in the L2 cache
@@ -31,17 +32,29 @@ PEARL_SIMD void tile(const Gemm& g, const float* a, const float* b, float* c, co
     const float* rows[(Rows + 2) / 3];
     for (int i = 0; i < (Rows + 2) / 3; ++i) rows[i] = a + 3 * i * row;
     const float* from = b;
-    for (std::size_t k = 0; k < steps; ++k, from += g.b_step) {
+    const auto multiply = [&](const float* b_step, std::ptrdiff_t k) PEARL_INLINED {
       F right[Vectors];
 #pragma GCC unroll 4
       for (int j = 0; j < Vectors; ++j)
-        right[j] = Partial && j == Vectors - 1 ? load_first(from + j * kLanes, last) : load(from + j * kLanes);
+        right[j] = Partial && j == Vectors - 1 ? load_first(b_step + j * kLanes, last) : load(b_step + j * kLanes);
 #pragma GCC unroll 16
       for (int i = 0; i < Rows; ++i) {
         const F left = ContiguousRows ? spread(a + i) : spread(rows[i / 3] + (i % 3) * row + k);
 #pragma GCC unroll 4
         for (int j = 0; j < Vectors; ++j) sum[i][j] = multiply_add(left, right[j], sum[i][j]);
       }
+    };
+    std::size_t k = 0;
+    if constexpr (!ContiguousRows)
+      for (; k + 4 <= steps; k += 4, from += 4 * g.b_step) {
+        const auto at = static_cast<std::ptrdiff_t>(k);
+        multiply(from, at);
+        multiply(from + g.b_step, at + 1);
+        multiply(from + 2 * g.b_step, at + 2);
+        multiply(from + 3 * g.b_step, at + 3);
+      }
+    for (; k < steps; ++k, from += g.b_step) {
+      multiply(from, static_cast<std::ptrdiff_t>(k));
       if constexpr (ContiguousRows) {
         // The next tile's rows: steps far apart are too many streams for the hardware's prefetching.
         __builtin_prefetch(a + 2 * Rows, 0, 2);
@@ -51,26 +64,33 @@ PEARL_SIMD void tile(const Gemm& g, const float* a, const float* b, float* c, co
     if constexpr (ContiguousRows) a -= static_cast<std::ptrdiff_t>(steps) * g.a_step;
   }
 
+  // A pass over the sums for each thing that is done with them, so that it is asked once.
+  const auto each = [&](const auto& visit) PEARL_INLINED {
 #pragma GCC unroll 16
-  for (int i = 0; i < Rows; ++i) {
+    for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < Vectors; ++j) {
-      const bool partial = Partial && j == Vectors - 1;
-      const std::ptrdiff_t at = i * g.c_row + j * static_cast<std::ptrdiff_t>(kLanes);
-      F value = sum[i][j];
-      if (bias != nullptr) {
-        const float* of_column = bias + j * kLanes;
-        value += !g.bias_of_columns ? spread(bias + i) : partial ? load_first(of_column, last) : load(of_column);
-      }
-      if (g.accumulate) value = value + (partial ? load_first(c + at, last) : load(c + at));
-      if (g.relu) value = max(value, zero());
-      if (gate != nullptr) value = where_positive(partial ? load_first(gate + at, last) : load(gate + at), value);
-      if (partial)
-        store_first(c + at, value, last);
-      else
-        store(c + at, value);
-    }
-  }
+      for (int j = 0; j < Vectors; ++j) visit(sum[i][j], i, j, i * g.c_row + j * static_cast<std::ptrdiff_t>(kLanes));
+  };
+  const auto load_at = [&](const float* from, int j) PEARL_INLINED {
+    return Partial && j == Vectors - 1 ? load_first(from, last) : load(from);
+  };
+  if (bias != nullptr && g.bias_of_columns)
+    each([&](F& value, int, int j, std::ptrdiff_t) PEARL_INLINED { value += load_at(bias + j * kLanes, j); });
+  else if (bias != nullptr)
+    each([&](F& value, int i, int, std::ptrdiff_t) PEARL_INLINED { value += spread(bias + i); });
+  if (g.accumulate)
+    each([&](F& value, int, int j, std::ptrdiff_t at) PEARL_INLINED { value = value + load_at(c + at, j); });
+  if (g.relu) each([&](F& value, int, int, std::ptrdiff_t) PEARL_INLINED { value = max(value, zero()); });
+  if (gate != nullptr)
+    each([&](F& value, int, int j, std::ptrdiff_t at) PEARL_INLINED {
+      value = where_positive(load_at(gate + at, j), value);
+    });
+  each([&](const F& value, int, int j, std::ptrdiff_t at) PEARL_INLINED {
+    if (Partial && j == Vectors - 1)
+      store_first(c + at, value, last);
+    else
+      store(c + at, value);
+  });
 }
 
 using Tile = void (*)(const Gemm&, const float*, const float*, float*, const float*, const float*, std::size_t);
