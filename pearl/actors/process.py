@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -93,9 +93,71 @@ def settle_torch(setup: ActorSetup) -> bool:
     return True
 
 
+class ActorProcess(Protocol):
+    """An actor's process, here or elsewhere; see `ChildProcess`."""
+
+    name: str
+
+    @property
+    def pid(self) -> int:
+        """Process id, where it runs."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+
+    @property
+    def cause_of_death(self) -> str:
+        """How it ended."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it has ended; False if it has not in time."""
+
+
+class ActorProcesses(Protocol):
+    """Where the processes of a group of actors run."""
+
+    def start(self, setup: ActorSetup, dcq: DataCollectionQueue) -> tuple[ActorProcess, Report]:
+        """Start the actor of `setup`, which fills `dcq`; its process and what it tells."""
+
+    def close(self) -> None:
+        """End what is left, when all actors have stopped."""
+
+
+class LocalProcesses:
+    """Processes of this machine. With `shared_warnings`, actors show what nobody has shown."""
+
+    def __init__(
+        self,
+        wsq: WeightSyncQueue,
+        statistics: WeightSyncQueue | None = None,
+        shared_warnings: SharedWarnings | None = None,
+    ) -> None:
+        self._wsq, self._statistics, self._shared_warnings = wsq, statistics, shared_warnings
+
+    def start(self, setup: ActorSetup, dcq: DataCollectionQueue) -> tuple[ActorProcess, Report]:
+        """See `ActorProcesses`."""
+        report = Report()
+        alone = standalone(setup)
+        sent, environment = alone if alone is not None else (setup, None)
+        process = ChildProcess(
+            run_actor,
+            (sent, dcq, self._wsq, report, environment, self._shared_warnings, self._statistics),
+            f"actor-{setup.index}",
+            without_program=alone is not None,
+        )
+        return process, report
+
+    def close(self) -> None:
+        """Nothing is left."""
+
+
 @dataclass
 class _Running:
-    process: ChildProcess
+    process: ActorProcess
     report: Report
     setup: ActorSetup
     hangs: int = 0  # in a row, of this actor, while it made its environments
@@ -122,8 +184,9 @@ class ActorGroup:
 
     `check` names a dead one, restarts it, and gives up after `most_deaths` within `window_s`. An actor is silent while
     neither a step of its environments ends nor it waits for room in its queue. `check` names a silent one after a
-    minute, and after `timeout_s` (`inf`: never) has it die. With `shared_warnings`, they show what nobody has shown;
-    with `statistics`, they normalise by these (`pearl.runtime.statistics`).
+    minute, and after `timeout_s` (`inf`: never) has it die. They run in `processes`, by default on this machine. With
+    `shared_warnings`, they show what nobody has shown; with `statistics`, they normalise by these
+    (`pearl.runtime.statistics`).
     """
 
     def __init__(
@@ -137,9 +200,10 @@ class ActorGroup:
         window_s: float = 60.0,
         shared_warnings: SharedWarnings | None = None,
         statistics: WeightSyncQueue | None = None,
+        processes: ActorProcesses | None = None,
     ) -> None:
-        self._shared_warnings, self._statistics = shared_warnings, statistics
-        self._dcqs, self._wsq = list(dcqs), wsq
+        self._processes = processes or LocalProcesses(wsq, statistics, shared_warnings)
+        self._dcqs = list(dcqs)
         self._timeout_s, self._most_deaths, self._window_s = timeout_s, most_deaths, window_s
         self._deaths = DeathCount(window_s)
         self._checked_at = time.monotonic()
@@ -150,16 +214,7 @@ class ActorGroup:
         end_waiting()  # for actors that another placement would have had
 
     def _start(self, setup: ActorSetup, dcq: DataCollectionQueue) -> _Running:
-        report = Report()
-        alone = standalone(setup)
-        sent, environment = alone if alone is not None else (setup, None)
-        process = ChildProcess(
-            run_actor,
-            (sent, dcq, self._wsq, report, environment, self._shared_warnings, self._statistics),
-            f"actor-{setup.index}",
-            without_program=alone is not None,
-        )
-        return _Running(process, report, setup)
+        return _Running(*self._processes.start(setup, dcq), setup)
 
     @property
     def pids(self) -> list[int]:
@@ -231,3 +286,4 @@ class ActorGroup:
             if not running.process.wait(max(0.0, deadline - time.monotonic())):
                 logger.warning("%s did not stop in %.0f s and is killed.", running.process.name, timeout_s)
                 running.process.kill()
+        self._processes.close()

@@ -61,6 +61,10 @@ class Report:
 
     # --- the reader -----------------------------------------------------------------------------------------------
 
+    def clear(self) -> None:
+        """Forget all, for another writer."""
+        self._header[:] = 0
+
     @property
     def beats(self) -> int:
         """Signs of life so far."""

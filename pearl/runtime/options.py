@@ -40,6 +40,7 @@ class Options:
     recompose: bool = False
     drift_threshold: float = 1.5
     drift_seconds: float = 60.0
+    ray: str | None = None  # the address of a Ray cluster for the actors, "local" for one of this machine alone
     program: Path | None = None  # the program's own file
 
 
@@ -258,6 +259,14 @@ def parse_options(
         help="write what each thread did when, and how full the queues were, to a file that https://ui.perfetto.dev "
         "opens: the newest 50,000 events of each thread",
     )
+    add(
+        "--ray",
+        nargs="?",
+        const="local",
+        metavar="ADDRESS",
+        help="run the Actors on the nodes of the Ray cluster at this address, such as 10.0.0.1:6379, or auto for the "
+        "one that `ray start` began here; without an address in a cluster of this machine alone",
+    )
     add("--plain", action="store_true", help="plain lines instead of the live view, also on a terminal")
     a = parser.parse_args(arguments)
     for name, given in (("paced", a.bench_paced), ("both", a.bench_both)):
@@ -268,6 +277,8 @@ def parse_options(
     if a.eval_beside and (a.serial or a.bench):
         without = "a run in one thread" if a.serial else "--bench, which evaluates nothing"
         parser.error(f"--eval-beside has no use with {without}: leave one of them out")
+    if a.ray is not None and a.serial:
+        parser.error("--ray has no use with --serial, whose Actors run in the host's thread: leave one of them out")
     if a.recompose and (a.serial or a.bench):
         parser.error(f"--recompose has no use with {'--serial' if a.serial else '--bench'}: leave one of them out")
     return Options(
@@ -293,5 +304,6 @@ def parse_options(
         recompose=a.recompose,
         drift_threshold=a.drift_threshold,
         drift_seconds=a.drift_seconds,
+        ray=a.ray,
         program=None if program is None else Path(program).resolve(),
     )

@@ -367,6 +367,7 @@ class Run(abc.ABC):
             timeout_s=self.actors.timeout_s if timeout_s is None else timeout_s,
             shared_warnings=self._shared_warnings,
             statistics=None if self._statistics is None else self._statistics.snapshot,
+            ray=self.options.ray,
         )
 
     @property

@@ -73,11 +73,20 @@ class Supervisor:
         timeout_s: float,
         shared_warnings: SharedWarnings,
         statistics: WeightSyncQueue | None = None,
+        ray: str | None = None,
     ) -> None:
-        """Start an actor for each queue: a spawned process, or in serial mode an inline one."""
+        """Start an actor for each queue: a spawned process, or in serial mode an inline one.
+
+        With `ray`, the address of a cluster, they run on its nodes.
+        """
         if self._serial:
             self._inline = [InlineActor(s, q, wsq, statistics) for s, q in zip(setups, dcqs, strict=True)]
         else:
+            processes = None
+            if ray is not None:
+                from pearl.remote.group import RemoteProcesses
+
+                processes = RemoteProcesses(ray, setups, dcqs, wsq, statistics)
             self._group = ActorGroup(
                 setups,
                 dcqs,
@@ -85,6 +94,7 @@ class Supervisor:
                 timeout_s=timeout_s or math.inf,
                 shared_warnings=shared_warnings,
                 statistics=statistics,
+                processes=processes,
             )
 
     def watch(self, rrq: ReplayRequestQueue) -> None:

@@ -1,0 +1,173 @@
+"""What runs in a Ray worker: the actor loop of `pearl.actors.process`, and its messages in large pieces."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing.spawn
+import os
+import pickle
+import platform
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import pearl
+from pearl.actors.process import run_actor
+from pearl.actors.report import Report
+from pearl.ipc.queues import WeightSyncQueue
+from pearl.runtime.queues import DataCollectionQueue
+
+MOST_BYTES = 1 << 20  # of a reply, about
+LONGEST_S = 0.05  # that the first message of a reply waits for the others
+_QUEUE_BYTES, _MOST_MESSAGES = 2 << 20, 32  # of messages that wait on the node
+_PER_EPISODE = ("episode_return", "episode_length")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an actor needs to start on another node.
+
+    `setup` is its pickled `ActorSetup` and, if it starts without the program, the environment to register. `program` is
+    how `multiprocessing` imports the program, empty if it is not needed; `paths` is where its modules are found.
+    """
+
+    setup: bytes
+    program: Mapping[str, Any]
+    paths: Sequence[str]
+    weight_count: int
+    statistics_count: int
+
+
+@dataclass(frozen=True)
+class Newest:
+    """Weights `(weight_count,)` float32 of a version, and statistics `(count,)` float32; None: as before."""
+
+    weights: np.ndarray | None
+    version: int
+    statistics: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Some messages of an actor.
+
+    `rows[i]` are those of message i; `columns` have the rows of all messages one after the other, `others` the fields
+    that are no rows, stacked. `policy` is the version of the newest weights that the actor was given.
+    """
+
+    rows: np.ndarray
+    columns: Mapping[str, np.ndarray]
+    others: Mapping[str, np.ndarray]
+    policy: int
+    is_ready: bool
+    beats: int
+    failure: str | None
+
+
+def versions() -> dict[str, str]:
+    """What must be the same on all nodes."""
+    return {"Python": platform.python_version(), "pearl-toolkit": pearl.__version__, "NumPy": np.__version__}
+
+
+class RemoteActor:
+    """One actor in a Ray worker. Its loop runs in a thread; Ray calls the methods, one after the other."""
+
+    def __init__(self) -> None:
+        self._policy = 0
+        self._hosts_version = {0: 0}  # of each version of the WSQ here
+        self._report = Report()
+
+    def about(self) -> dict[str, str]:
+        """Versions, node and process."""
+        return {**versions(), "node": platform.node(), "pid": str(os.getpid())}
+
+    def start(self, work: Work, env_steps: int, restarts: int, newest: Newest) -> None:
+        """Begin to collect with the `newest` weights, from `env_steps` steps of the run on."""
+        try:
+            self._start(work, env_steps, restarts, newest)
+        except BaseException:
+            self._report.fail(traceback.format_exc(limit=-8))
+
+    def _start(self, work: Work, env_steps: int, restarts: int, newest: Newest) -> None:
+        sys.path.extend(path for path in work.paths if path not in sys.path)
+        if work.program:
+            file = work.program.get("init_main_from_path")
+            if file is not None and not Path(file).exists():
+                raise FileNotFoundError(
+                    f"The program {file} is not on node {platform.node()}, and the actor needs its modules: have the "
+                    "nodes share its folder, or install what it imports as a package."
+                )
+            multiprocessing.spawn.prepare(dict(work.program))
+        setup, environment = pickle.loads(work.setup)
+        setup = dataclasses.replace(setup, env_steps=env_steps, restarts=restarts)
+        rows = setup.message_rows()
+        one = DataCollectionQueue(setup.transition, rows, 1, further=setup.further_fields)
+        size = sum(array.nbytes for array in (one.reserve() or {}).values())
+        slots = int(np.clip(-(-_QUEUE_BYTES // max(1, size)), 2, _MOST_MESSAGES))
+        self._dcq = DataCollectionQueue(setup.transition, rows, slots, further=setup.further_fields)
+        self._by_row = {field.name for field in setup.transition.fields} | {"priority"}
+        self._wsq = WeightSyncQueue(work.weight_count)
+        self._statistics = WeightSyncQueue(work.statistics_count) if work.statistics_count else None
+        self._adopt(newest)
+        arguments = (setup, self._dcq, self._wsq.reader(), self._report, environment, None)
+        reader = None if self._statistics is None else self._statistics.reader()
+        threading.Thread(target=_run, args=(*arguments, reader), name="actor", daemon=True).start()
+
+    def _adopt(self, newest: Newest) -> None:
+        if newest.weights is not None:
+            self._hosts_version[self._wsq.write(newest.weights)] = newest.version
+            self._policy = newest.version
+        if newest.statistics is not None and self._statistics is not None:
+            self._statistics.write(newest.statistics)
+
+    def take(self, newest: Newest) -> Reply:
+        """Hand over newer weights and statistics, and get what was collected.
+
+        Returns when there is a megabyte, or 50 ms after the call.
+        """
+        if self._report.failure is None:
+            self._adopt(newest)
+        messages = self._messages() if self._report.failure is None else []
+        names = messages[0][0].keys() if messages else ()
+        by_row = [name for name in names if name in self._by_row or name in _PER_EPISODE]
+        return Reply(
+            np.array([rows for _, rows in messages], np.int64),
+            {name: np.concatenate([message[name] for message, _ in messages]) for name in by_row},
+            {name: np.stack([message[name] for message, _ in messages]) for name in names if name not in by_row},
+            self._policy,
+            self._report.is_ready,
+            self._report.beats,
+            self._report.failure,
+        )
+
+    def _messages(self) -> list[tuple[dict[str, np.ndarray], int]]:
+        deadline = time.monotonic() + LONGEST_S
+        found: list[tuple[dict[str, np.ndarray], int]] = []
+        size = 0
+        while size < MOST_BYTES and self._report.failure is None:
+            peeked = self._dcq.peek(max(0.0, deadline - time.monotonic()))
+            if peeked is None:
+                break
+            arrays, rows = peeked
+            message = {
+                name: np.array(array[:rows] if name in self._by_row or name in _PER_EPISODE else array)
+                for name, array in arrays.items()
+            }
+            self._dcq.release()
+            message["counts"][3] = self._hosts_version.get(int(message["counts"][3]), 0)
+            found.append((message, rows))
+            size += sum(array.nbytes for array in message.values())
+        return found
+
+
+def _run(*arguments: Any) -> None:
+    with contextlib.suppress(SystemExit):  # its report says why
+        run_actor(*arguments)

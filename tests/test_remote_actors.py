@@ -1,0 +1,212 @@
+"""Actors on the nodes of a Ray cluster."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import programs
+import pytest
+
+from pearl.actors.actor import ActorSetup
+from pearl.actors.policy_plan import read_policy
+from pearl.actors.process import ActorGroup
+from pearl.algorithms import DQN
+from pearl.algorithms.trainer import transition_of
+from pearl.backends.cpu.learner import NativeLearner
+from pearl.errors import ActorError, ConfigurationError, MissingExtraError
+from pearl.ipc.queues import WeightSyncQueue
+from pearl.remote.group import RemoteProcesses
+from pearl.runtime.queues import DataCollectionQueue
+from pearl.runtime.serial import InlineActor
+from pearl.spec import ActorSpec, RolloutSpec, TrainSpec
+
+ray = pytest.importorskip("ray", reason="needs the extra ray")
+
+ENV = "CartPole-v1"
+PATIENCE_S = 120.0  # a cluster begins within seconds on a quiet machine
+
+
+def until(condition: Callable[[], object], group: ActorGroup | None = None) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        if group is not None:
+            group.check(0)
+        time.sleep(0.02)
+
+
+class Run:
+    """Two remote actors, and what a host has of a run."""
+
+    def __init__(self, address: str, count: int = 2) -> None:
+        env = gym.make(ENV)
+        spaces = env.observation_space, env.action_space
+        self.trainer = DQN(*spaces, seed=3, hidden_sizes=(16,))
+        spec = ActorSpec(ENV, count=count, envs_per_actor=2)
+        transition = transition_of(DQN, *spaces, {})
+        self.setups = [
+            ActorSetup(DQN, {}, spec, TrainSpec(), 7, index, policy=read_policy(self.trainer), transition=transition)
+            for index in range(count)
+        ]
+        rows = self.setups[0].message_rows()
+        self.dcqs = [DataCollectionQueue(transition, rows, 2) for _ in self.setups]
+        learner = NativeLearner(self.trainer)
+        weights = np.empty(learner.weight_count, np.float32)
+        learner.write_weights(weights)
+        self.wsq = WeightSyncQueue(len(weights))
+        self.version = self.wsq.write(weights)
+        self.inline_dcq = DataCollectionQueue(transition, rows, 1)
+        self.inline = InlineActor(self.setups[0], self.inline_dcq, self.wsq)
+        self.processes = RemoteProcesses(address, self.setups, self.dcqs, self.wsq)
+        self.group = ActorGroup(self.setups, self.dcqs, self.wsq, processes=self.processes)
+
+    def collect_inline(self) -> tuple[dict[str, np.ndarray], int]:
+        """The next message of an actor in this process, with the same seed and weights."""
+        assert self.inline.run_once()
+        peeked = self.inline_dcq.peek()
+        assert peeked is not None
+        found = {name: array.copy() for name, array in peeked[0].items()}, peeked[1]
+        self.inline_dcq.release()
+        return found
+
+    def rows(self, take: Callable[[], tuple[dict[str, np.ndarray], int]], least: int = 1000) -> dict[str, np.ndarray]:
+        """The first `least` transitions of messages, and the returns of the first ten episodes."""
+        names = [field.name for field in self.setups[0].transition.fields]
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in (*names, "episode_return")}
+        total = 0
+        while total < least:
+            message, count = take()
+            total += count
+            for name in names:
+                parts[name].append(message[name][:count])
+            parts["episode_return"].append(message["episode_return"][: message["counts"][0]])
+        return {name: np.concatenate(part)[: 10 if name == "episode_return" else least] for name, part in parts.items()}
+
+    def drained(self) -> bool:
+        """Drop what waits, as a run that wants data takes it: a full queue holds an actor's messages back."""
+        for dcq in self.dcqs:
+            if dcq.peek() is not None:
+                dcq.release()
+        return True
+
+    def message(self, actor: int) -> tuple[dict[str, np.ndarray], int]:
+        """The next message of an actor."""
+        dcq = self.dcqs[actor]
+        until(lambda: len(dcq), self.group)
+        peeked = dcq.peek()
+        assert peeked is not None
+        found = {name: array.copy() for name, array in peeked[0].items()}, peeked[1]
+        dcq.release()
+        return found
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    made = Run("local")
+    try:
+        yield made
+    finally:
+        made.group.stop(20.0)
+
+
+def test_remote_actors_send_what_local_ones_would_and_are_replaced(run: Run) -> None:
+    # Messages may end anywhere: an actor sends what it has after a while.
+    expected, found = run.rows(run.collect_inline), run.rows(lambda: run.message(0))
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+    message, _ = run.message(0)
+    assert 0 <= message["span"][1] - message["span"][0] < PATIENCE_S
+    assert message["counts"][2] == 0
+    assert message["counts"][3] == run.version
+
+    # Newer weights reach it, by their version here.
+    newer = run.wsq.write(np.zeros(run.wsq.weight_count, np.float32))
+    until(lambda: run.message(1)[0]["counts"][3] == newer, run.group)
+
+    # Killed: named, and replaced by one that goes on.
+    pid = run.group.pids[1]
+    assert pid not in (0, os.getpid())
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: run.group.restarts or run.message(1) is None, run.group)
+    assert run.group.restarts == 1
+    while run.group.pids[1] in (0, pid):
+        run.group.check(0)
+        time.sleep(0.02)
+    for _ in range(5):
+        assert run.message(1)[1] > 0
+
+    # Without the bridge there is no Ray: the run is told once, and how to go on.
+    os.kill(run.processes.bridge_pid, signal.SIGKILL)
+    with pytest.raises(ActorError, match=r"connection to Ray is lost.*--resume"):
+        until(lambda: False, run.group)
+
+
+def test_an_address_where_nobody_answers() -> None:
+    made = Run("127.0.0.1:1", count=1)
+    try:
+        with pytest.raises(ActorError, match=r"no Ray cluster answers there.*refused"):
+            until(lambda: False, made.group)
+    finally:
+        made.group.stop()
+
+
+def test_rollouts_are_refused_and_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = ActorSetup(None, {}, ActorSpec(ENV), TrainSpec(), 0, rollout=RolloutSpec())
+    wsq = WeightSyncQueue(1)
+    with pytest.raises(ConfigurationError, match="trains on rollouts"):
+        RemoteProcesses("local", [setup], [], wsq)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"pearl-toolkit\[ray\]"):
+        RemoteProcesses("local", [], [], wsq)
+
+
+@pytest.mark.slow
+def test_actors_of_a_node_that_dies_go_on_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "5")  # without the head, not a minute
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    try:
+        node = cluster.add_node(num_cpus=2)
+        made = Run(cluster.address)
+        try:
+            for actor in range(2):
+                assert made.message(actor)[1] > 0
+            first = made.group.pids
+            cluster.remove_node(node, allow_graceful=False)
+            until(lambda: made.drained() and made.group.restarts, made.group)
+            assert made.group.restarts == 1  # they were spread over the nodes
+            until(lambda: made.drained() and 0 not in made.group.pids, made.group)
+            assert sum(pid in first for pid in made.group.pids) == 1
+            for _ in range(50):
+                for actor in range(2):
+                    assert made.message(actor)[1] > 0
+            cluster.remove_node(cluster.head_node, allow_graceful=False)
+            with pytest.raises(ActorError, match=r"connection to Ray is lost|died 3 times"):
+                until(lambda: not made.drained(), made.group)
+        finally:
+            made.group.stop(20.0)
+    finally:
+        cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_a_program_trains_with_remote_actors_and_goes_on_without_ray(tmp_path: Path) -> None:
+    program = programs.make_program(tmp_path, actors=2)
+    run_dir = tmp_path / "run"
+    code, output = programs.run(program, "--ray", "--timesteps", "3000", "--run-dir", str(run_dir), "--plain")
+    assert code == 0, output
+    assert programs.summary(run_dir)["env_steps"] >= 3000
+    assert programs.summary(run_dir)["gradient_steps"] > 0
+    code, output = programs.run(program, "--resume", "--timesteps", "4000", "--run-dir", str(run_dir), "--plain")
+    assert code == 0, output
+    assert programs.summary(run_dir)["env_steps"] >= 4000
+    code, output = programs.run(program, "--ray", "--serial")
+    assert code == 2
+    assert "--ray has no use with --serial" in output
