@@ -43,6 +43,7 @@ PUBLISHED: dict[str, tuple[float, float, str]] = {
     "td3-MountainCarContinuous-v0": (93.5, 0.1, "300k"),
     "sac-Hopper-v5": (2325.5, 1129.7, "1M"),
     "sac-HalfCheetah-v5": (9535.5, 100.5, "1M"),
+    "sac-BipedalWalker-v3": (297.7, 33.1, "500k"),
 }
 HEAD = """# Compositions that were trained
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -375,19 +376,21 @@ def test_returns_are_compared_until_ours_reach_the_median_of_the_peer(tmp_path):
         [{"steps": 5e4, "seconds": 400.0, "return": 1.0}, {"steps": 1e5, "seconds": s, "return": r}]
         for s, r in ((900.0, 300.0), (1_000.0, 500.0), (1_100.0, 900.0))
     ]
-    assert returns.goal_of(theirs) == 500.0
+    hopper = next(case for case in returns.CASES if case.environment == "Hopper-v5")
+    assert returns.goal_of(hopper, theirs) == 500.0
+    assert returns.goal_of(dataclasses.replace(hopper, goal=285.0), theirs) == 285.0
     steps, seconds, values = np.array([1e4, 2e4, 3e4]), np.array([20.0, 40.0, 60.0]), np.array([0.0, 510.0, 520.0])
     curves = [
         reaching.Curve(1, steps, seconds, values, 1, "abc"),
         reaching.Curve(2, steps, seconds, values, None, "abc"),
     ]
-    of_steps, of_seconds = returns.rows_of("Hopper-v5", curves, 4.0, theirs)
+    of_steps, of_seconds = returns.rows_of(hopper, curves, 4.0, theirs)
     assert (of_steps.spread, of_steps.theirs) == ((2e4, 3e4), 1e5)
     assert (of_seconds.spread, of_seconds.theirs) == ((44.0, 64.0), 1_000.0)
     assert "until 500 (1 of 2 seeds" in of_seconds.case
-    assert "reached 300 to 900" in of_seconds.peer
-    for environment in returns.ENVIRONMENTS:
-        assert f"sac-{environment}" in zoo.names()
+    assert "with a return of 300 to 900" in of_seconds.peer
+    for case in returns.CASES:
+        assert f"sac-{case.environment}" in zoo.names()
 
 
 def test_tasks_of_solving_are_compositions_of_the_zoo_with_settings_of_the_peers():
