@@ -1,0 +1,155 @@
+"""How local SGD scales: rounds of several Learners, simulated from the phases that one machine measured.
+
+A round is H gradient steps of each of L Learners, whose slowest all others wait for, and an average (thesis Eq. 5.5).
+The thesis's scaling factor (Eq. 5.6) takes every step to last as long as the mean, and so leaves the wait out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from pearl.errors import ConfigurationError
+
+Topology = Literal["server", "ring"]
+_BITS = 32  # of a parameter
+
+
+@dataclass(frozen=True)
+class Phases:
+    """What was measured of one Learner and of averages, in microseconds.
+
+    `step_us` are single gradient steps in the order in which they were made: neighbours are drawn together, since a
+    slow time lasts for several steps. An average of L Learners takes `average_us + average_us_each * L`, in shared
+    memory, from the last one that hands in.
+    """
+
+    step_us: np.ndarray
+    average_us: float = 0.0
+    average_us_each: float = 0.0
+
+    def __post_init__(self) -> None:
+        steps = np.asarray(self.step_us, np.float64)
+        if steps.ndim != 1 or not len(steps) or not np.all(np.isfinite(steps)) or np.any(steps <= 0):
+            raise ConfigurationError(
+                f"step_us must be one or more times above 0 in a row; found an array of shape {steps.shape}."
+            )
+        object.__setattr__(self, "step_us", steps)
+        for name in ("average_us", "average_us_each"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise ConfigurationError(f"{name} must be a time of at least 0; found {getattr(self, name)!r}.")
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network between Learners on machines of their own, in place of shared memory.
+
+    `parameters` float32 go to a server, whose link of `gbps` gigabits a second all share, and come back; or around a
+    ring of all Learners ("ring"), in 2 (L - 1) parts of 1 / L each. Every message takes `latency_us` besides.
+    """
+
+    parameters: int
+    gbps: float
+    latency_us: float
+    topology: Topology = "server"
+
+    def __post_init__(self) -> None:
+        if self.parameters < 1 or not self.gbps > 0 or not self.latency_us >= 0:
+            raise ConfigurationError(
+                "A network needs parameters of at least 1, gbps above 0 and latency_us of at least 0; found "
+                f"{self.parameters}, {self.gbps} and {self.latency_us}."
+            )
+        if self.topology not in ("server", "ring"):
+            raise ConfigurationError(f'topology must be "server" or "ring"; found {self.topology!r}.')
+
+    def average_us(self, learners: int) -> float:
+        """Microseconds of one average between `learners`."""
+        if learners == 1:
+            return 0.0
+        whole_us = self.parameters * _BITS / (self.gbps * 1e3)
+        if self.topology == "ring":
+            return 2 * (learners - 1) * (whole_us / learners + self.latency_us)
+        return 2 * (learners * whole_us + self.latency_us)
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What a simulation found: gradient steps of all Learners a second, and where a Learner's time goes (shares of 1).
+
+    `efficiency` is the rate over L times that of one Learner that never averages.
+    """
+
+    learners: int
+    average_every: int
+    steps_per_s: float
+    efficiency: float
+    training: float
+    waiting: float
+    averaging: float
+
+    @property
+    def limit(self) -> str:
+        """What costs most of what is lost."""
+        if self.efficiency > 0.98:
+            return "nothing yet"
+        return "stragglers" if self.waiting > self.averaging else "averaging"
+
+
+def simulate(
+    phases: Phases,
+    learners: int,
+    average_every: int,
+    *,
+    network: Network | None = None,
+    cores: int | None = None,
+    overlapped: bool = False,
+    rounds: int = 2000,
+    seed: int = 0,
+) -> Scaling:
+    """Let `learners` make `rounds` times `average_every` steps, and average after each.
+
+    On one machine with `cores`, more Learners than those take turns. `overlapped`: Learners go on with the next steps
+    while an average is under way, and take it after these, one round late.
+    """
+    for name, value in (("learners", learners), ("average_every", average_every), ("rounds", rounds)):
+        if value < 1:
+            raise ConfigurationError(f"{name} must be at least 1; found {value}.")
+    rng = np.random.default_rng(seed)
+    turns = 1.0 if cores is None else max(1.0, learners / cores)
+    average_us = phases.average_us + phases.average_us_each * learners
+    if network is not None:
+        average_us = network.average_us(learners)
+    sums = _sums_of(phases.step_us, average_every)
+    total = spent = waited = 0.0
+    for _ in range(rounds):
+        rows = sums[rng.integers(len(sums), size=learners)] * turns
+        slowest = float(rows.max())
+        total += max(slowest, average_us) if overlapped else slowest + average_us
+        spent += float(rows.mean())
+        waited += slowest - float(rows.mean())
+    steps_per_s = learners * average_every * rounds / total * 1e6
+    alone = learners / turns / float(phases.step_us.mean()) * 1e6
+    return Scaling(
+        learners, average_every, steps_per_s, steps_per_s / alone, spent / total, waited / total,
+        max(0.0, (total - spent - waited) / total),
+    )  # fmt: skip
+
+
+def _sums_of(step_us: np.ndarray, count: int) -> np.ndarray:
+    """Microseconds of `count` steps in a row, from each of the measured ones on; after the last comes the first."""
+    around = np.concatenate([[0.0], np.cumsum(np.resize(step_us, len(step_us) + count))])
+    sums: np.ndarray = around[count : count + len(step_us)] - around[: len(step_us)]
+    return sums
+
+
+def most_learners(phases: Phases, average_every: int, efficiency: float, network: Network | None = None) -> Scaling:
+    """The most Learners, of 1, 2, 4, ... 1,024, that keep at least `efficiency`."""
+    found = simulate(phases, 1, average_every, network=network)
+    for power in range(1, 11):
+        more = simulate(phases, 2**power, average_every, network=network, rounds=500)
+        if more.efficiency < efficiency:
+            break
+        found = more
+    return found

@@ -1,0 +1,82 @@
+"""The simulation of local SGD against what can be computed."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pearl.errors import ConfigurationError
+from pearl.local_sgd.simulation import Network, Phases, most_learners, simulate
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.floats(0.0, 1e4), st.floats(0.0, 100.0), st.floats(1.0, 1e4))
+def test_equal_steps_cost_what_equation_5_5_says(
+    learners: int, every: int, average_us: float, each_us: float, step_us: float
+) -> None:
+    found = simulate(Phases(np.full(7, step_us), average_us, each_us), learners, every, rounds=3)
+    iteration_us = step_us + (average_us + each_us * learners) / every
+    assert found.steps_per_s == pytest.approx(learners / iteration_us * 1e6)
+    assert found.efficiency == pytest.approx(step_us / iteration_us)
+    assert found.waiting == pytest.approx(0.0, abs=1e-9)
+    assert found.training + found.waiting + found.averaging == pytest.approx(1.0)
+
+
+def test_the_slowest_of_a_round_is_waited_for() -> None:
+    """Of two Learners with exponential steps, one waits: E max = 1.5 of the mean; of many steps in a row, less."""
+    steps = np.random.default_rng(0).exponential(100.0, 200_000)
+    one = simulate(Phases(steps), 2, 1, rounds=40_000)
+    assert one.efficiency == pytest.approx(1 / 1.5, rel=0.02)
+    assert one.limit == "stragglers"
+    efficiencies = [simulate(Phases(steps), 2, every, rounds=5_000).efficiency for every in (1, 8, 64)]
+    assert efficiencies == sorted(efficiencies)
+    # Gamma distributed sums: E max of two is H + sqrt(H / pi), for many steps.
+    assert efficiencies[2] == pytest.approx(64 / (64 + np.sqrt(64 / np.pi)), rel=0.01)
+
+
+def test_slow_times_last() -> None:
+    """Ten slow steps in a row of a hundred are not averaged out by H = 10."""
+    steps = np.where(np.arange(100) % 100 < 10, 1000.0, 100.0)
+    shuffled = np.random.default_rng(0).permutation(steps)
+    in_a_row = simulate(Phases(steps), 8, 10).efficiency
+    assert in_a_row < 0.8 * simulate(Phases(shuffled), 8, 10).efficiency
+
+
+def test_more_learners_than_cores_take_turns() -> None:
+    phases = Phases(np.full(4, 100.0))
+    four, two = simulate(phases, 4, 8, cores=2), simulate(phases, 2, 8, cores=2)
+    assert four.steps_per_s == pytest.approx(two.steps_per_s)
+    assert four.efficiency == pytest.approx(1.0)
+
+
+def test_an_overlapped_average_costs_only_what_is_longer_than_the_steps() -> None:
+    phases = Phases(np.full(4, 100.0), average_us=300.0)
+    assert simulate(phases, 2, 4, overlapped=True).efficiency == pytest.approx(1.0)
+    assert simulate(phases, 2, 1, overlapped=True).efficiency == pytest.approx(1 / 3)
+
+
+def test_a_server_s_link_is_shared_and_a_ring_s_is_not() -> None:
+    network = Network(1_000_000, gbps=10.0, latency_us=50.0)
+    assert network.average_us(1) == 0.0
+    assert network.average_us(8) == pytest.approx(2 * (8 * 3_200 + 50))
+    ring = Network(1_000_000, gbps=10.0, latency_us=50.0, topology="ring")
+    assert ring.average_us(8) == pytest.approx(14 * (400 + 50))
+    phases = Phases(np.full(4, 1_000.0))
+    by_server, by_ring = (most_learners(phases, 32, 0.8, net).learners for net in (network, ring))
+    assert by_server < by_ring
+    assert simulate(phases, 1024, 32, network=network).limit == "averaging"
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: Phases(np.array([])), "step_us"),
+        (lambda: Phases(np.array([1.0, 0.0])), "step_us"),
+        (lambda: Phases(np.ones(1), average_us=-1.0), "average_us"),
+        (lambda: Network(0, 1.0, 1.0), "parameters"),
+        (lambda: Network(1, 1.0, 1.0, "star"), "topology"),  # type: ignore[arg-type]
+        (lambda: simulate(Phases(np.ones(1)), 0, 1), "learners"),
+    ],
+)
+def test_bad_values_are_named(make: object, what: str) -> None:
+    with pytest.raises(ConfigurationError, match=what):
+        make()  # type: ignore[operator]
