@@ -14,7 +14,8 @@ from pearl.algorithms.trainer import transition_of
 from pearl.backends.cpu.learner import NativeLearner
 from pearl.errors import ConfigurationError, PearlError, ReplayError
 from pearl.local_sgd.averaging import Average, AveragingSpec
-from pearl.local_sgd.group import LearnerGroup, LearnerSetup, LocalLearner
+from pearl.local_sgd.group import LearnerGroup
+from pearl.local_sgd.local_learner import LearnerSetup, LocalLearner
 from pearl.local_sgd.parameters import TrainerParameters
 from pearl.replay.schedules import Linear
 from pearl.spec import ReplaySpec

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -15,8 +15,8 @@ from pearl.algorithms.trainer import Trainer, arrays_of
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.lazy_torch import is_imported, is_tensor, torch
 from pearl.runtime.trainer_state import stateful_attributes, uncompiled
+from pearl.spec import MomentsRule
 
-Moments: TypeAlias = Literal["keep", "average", "reset"]
 _WIDEST = 4  # bytes of a float32
 
 
@@ -59,10 +59,10 @@ class TrainerParameters:
     Raises TrainerError for parameters wider than float32, and for optimizers whose states "average" does not know.
     """
 
-    def __init__(self, trainer: object, moments: Moments = "keep") -> None:
-        if moments not in get_args(Moments):
+    def __init__(self, trainer: object, moments: MomentsRule = "keep") -> None:
+        if moments not in get_args(MomentsRule):
             raise ConfigurationError(
-                f"moments must be {', '.join(map(repr, get_args(Moments)))}; found {moments!r}: choose one of these."
+                f"moments must be one of {', '.join(map(repr, get_args(MomentsRule)))}; found {moments!r}."
             )
         self._trainer, self._moments = trainer, moments
         self.layout = ParameterLayout(tuple((name, tuple(value.shape)) for name, value in self._found()))
