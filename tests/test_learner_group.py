@@ -86,8 +86,9 @@ class Alone:
 
 def local_learner(setup, facts):
     averager = Alone(facts)
-    averager.first = np.empty(TrainerParameters(setup.make_trainer()).layout.count, np.float32)
-    TrainerParameters(setup.make_trainer()).read(averager.first)
+    parameters = TrainerParameters(setup.make_trainer(), setup.moments)
+    averager.first = np.empty(parameters.layout.count, np.float32)
+    parameters.read(averager.first)
     return LocalLearner(setup, 0, lambda layout: averager), averager
 
 
@@ -96,10 +97,10 @@ def test_a_learner_trains_as_often_as_the_ratio_allows_and_averages_every_h_step
     local.insert(transitions(19), 19, 0.5)
     assert not local.may_train
     local.insert(transitions(41), 41, 0.5)  # 40 more than its part of learning_starts: 80 samples, of 8 a batch
-    averaged = []
+    averages = 0
     while local.may_train:
-        averaged.append(local.train())
-    assert averaged == [False, False, False, True] * 2 + [False, False]
+        averages += local.train()
+    assert averages == 2
     assert (local.progress.steps, local.progress.inserted, local.progress.version) == (10, 60, 2)
     local.finish()
     assert len(averager.asked) == 3
@@ -117,6 +118,9 @@ def test_weights_say_how_the_bank_compares_with_those_of_the_others():
             weights.append(importance)
             return super().step(batch, importance)
 
+        def fused_loop(self, *_):
+            return None
+
     setup = setup_of(average_every=1, replay=ReplaySpec(1000, alpha=0.0), replay_ratio=1000.0)
     setup = LearnerSetup(**{**vars(setup), "make_learner": Watching})
     local, averager = local_learner(setup, [[0, 0], [300, 1]])
@@ -126,6 +130,34 @@ def test_weights_say_how_the_bank_compares_with_those_of_the_others():
     local.train()
     np.testing.assert_array_equal(weights[0], 1.0)  # nothing is known of the others yet
     np.testing.assert_allclose(weights[1], 2 * 100 / 400)
+
+
+class StepByStep(NativeLearner):
+    """Without the loop in C++."""
+
+    def fused_loop(self, *_):
+        return None
+
+
+@pytest.mark.parametrize("moments", ["keep", "average", "reset"])
+@pytest.mark.parametrize(
+    "replay", [ReplaySpec(400), ReplaySpec(400, mode="uniform"), ReplaySpec(400, stratified=False, alpha=1.0)]
+)
+def test_the_loop_in_cpp_trains_as_single_steps_do(replay, moments):
+    """Other banks are heavier and lighter, and one is empty: the weights of batches differ from those of one bank."""
+    found = []
+    for make_learner in (NativeLearner, StepByStep):
+        changes = {"make_learner": make_learner, "moments": moments}
+        setup = LearnerSetup(**{**vars(setup_of(learners=4, replay=replay)), **changes})
+        local, averager = local_learner(setup, [[0, 0], [250.0, 0.01], [3.0, 2.0], [0.0, 0.0]])
+        local.insert(transitions(60), 60, 0.7)
+        while local.may_train:
+            local.train()
+        found.append(averager.asked)
+    assert len(found[0]) == 6
+    for (parameters, facts), (of_steps, facts_of_steps) in zip(*found, strict=True):
+        np.testing.assert_allclose(parameters, of_steps, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(facts, facts_of_steps, rtol=1e-6)
 
 
 def test_schedules_follow_the_progress_of_the_run():

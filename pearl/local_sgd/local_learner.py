@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ from pearl.local_sgd.averaging import Average, Averager, AveragingSpec
 from pearl.local_sgd.parameters import ParameterLayout, TrainerParameters
 from pearl.local_sgd.shared_memory import Link, SharedMemoryAverager
 from pearl.local_sgd.state_files import Arrays, Scalars, load_trainer, read_state, trainer_arrays, write_state
-from pearl.recorder import Recorder
-from pearl.replay.banked import BankBatch, sample_bank, share_of_batch, weight_factors
+from pearl.local_sgd.steps import make_steps
+from pearl.replay.banked import BankBatch, share_of_batch
 from pearl.replay.storage import DataStorage
 from pearl.runtime.checkpoint_files import saved_count
 from pearl.runtime.experience import ReplayExperience
@@ -35,6 +36,7 @@ BETA, PROGRESS = "beta", "progress"  # fields of each message, after the columns
 
 _STAGES = 1000  # of a schedule over the run
 _WAIT_S = 0.02
+_LONGEST_S = 0.02  # of steps without a sign of life in between
 _MASS, _LEAST = range(2)  # the facts that Learners tell each other
 _SEED_OF_TRAINERS = 1 << 32  # far from the banks' numbers, so that draws and noise differ
 
@@ -153,26 +155,35 @@ class LocalLearner:
         if state is not None:
             self._load_state(state)
         self._loaded = self._steps, self._inserted
-        self._learner = setup.make_learner(trainer)
-        self._learner.prepare()
+        learner = setup.make_learner(trainer)
+        learner.prepare()
+        self._training = make_steps(learner, self._bank, self._storage, setup.share)
         self._parameters = TrainerParameters(trainer, setup.moments)
         self._averager = make_averager(self._parameters.layout)
         self._vector = np.empty(self._parameters.layout.count, np.float32)
         self._names = tuple(field.name for field in setup.transition.fields)
         self._rank, self._beta = rank, setup.replay.first_beta
-        self._others: list[BankBatch] = []
-        self._least = math.inf
         self._joined = False
         self._since_average = 0
         self._td_error = math.nan
-        self._times = Recorder("sample", "gather", "train", "update", "average")
+        self._step_s = 0.0  # seconds of a step, as the last ones took them
+        self._average_s = 0.0
 
     @property
     def progress(self) -> LearnerProgress:
         """Counts up to now."""
-        steps, inserted, spent = self._steps - self._loaded[0], self._inserted - self._loaded[1], self._times.spent
-        seconds = (spent[part] for part in ("sample", "gather", "train", "update", "average"))
-        return LearnerProgress(steps, inserted, self._version, self._td_error, 0, *seconds)
+        spent = self._training.seconds()
+        return LearnerProgress(
+            steps=self._steps - self._loaded[0],
+            inserted=self._inserted - self._loaded[1],
+            version=self._version,
+            td_error=self._td_error,
+            sample_s=spent["sample"],
+            gather_s=spent["gather"],
+            train_s=spent["train"],
+            update_s=spent["update"],
+            average_s=self._average_s,
+        )
 
     def beat(self) -> None:
         """Give a sign of life."""
@@ -187,6 +198,7 @@ class LocalLearner:
         if stage != self._stage and isinstance(self._trainer, Trainer) and self._trainer.has_schedules:
             self._stage = stage
             self._trainer.set_progress(stage / _STAGES)
+            self._training.refresh()
 
     @property
     def may_train(self) -> bool:
@@ -214,25 +226,21 @@ class LocalLearner:
         return self._setup.replay_ratio * since / self._setup.share - self._steps
 
     def train(self) -> bool:
-        """Make a gradient step; after every H, average, and return True."""
-        times = self._times
+        """Make the gradient steps that are due before the next average, or some of them; average after every H.
+
+        Takes no longer than a few hundredths of a second, or one step. Returns whether it averaged.
+        """
         if not self._joined:
             self._joined = True
             self._load(self._averager.join())
-        times.begin()
-        drawn, batch = sample_bank(self._bank, self._setup.share, self._beta)
-        self._least = min(self._least, batch.least)
-        factor = weight_factors([batch, *self._others], self._beta)[0]
-        weights = (drawn.weights * factor).astype(np.float32)
-        times.end("sample")
-        columns = self._storage.gather(drawn.indices)
-        times.end("gather")
-        result = self._learner.step(columns, weights)
-        times.end("train")
-        self._bank.update(drawn.indices, result.priorities, drawn.generations)
-        times.end("update")
-        self._steps, self._td_error = self._steps + 1, result.td_error
-        self._since_average += 1
+        left = self._setup.spec.average_every - self._since_average
+        soon = 1 if self._step_s == 0 else max(1, int(_LONGEST_S / self._step_s))
+        count = int(min(self._batches_due, left, soon))
+        start = time.perf_counter()
+        self._td_error = self._training.run(count, self._beta)
+        self._step_s = (time.perf_counter() - start) / count
+        self._steps += count
+        self._since_average += count
         if self._since_average < self._setup.spec.average_every:
             return False
         self._average()
@@ -265,13 +273,13 @@ class LocalLearner:
             self._trainer.gradient_steps = saved_count(scalars, "gradient_steps", folder)
 
     def _average(self) -> None:
-        self._times.begin()
+        start = time.perf_counter()
         self._since_average = 0
         self._parameters.read(self._vector)
-        facts = np.array([self._mass(), self._least if math.isfinite(self._least) else 0.0])
-        self._least = math.inf
+        least = self._training.take_least()
+        facts = np.array([self._mass(), least if math.isfinite(least) else 0.0])
         self._load(self._averager.average(self._vector, facts))
-        self._times.end("average")
+        self._average_s += time.perf_counter() - start
 
     def _mass(self) -> float:
         """The sum of the bank's priorities, as `sample_bank` gives it."""
@@ -281,11 +289,12 @@ class LocalLearner:
     def _load(self, average: Average) -> None:
         self._parameters.write(average.parameters)
         self._version = average.version
-        self._others = [
+        others = [
             BankBatch(float(facts[_MASS]) if facts[_LEAST] > 0 else 0.0, float(facts[_LEAST]))
             for rank, (facts, is_member) in enumerate(zip(average.facts, average.members, strict=True))
             if is_member and rank != self._rank
         ]
+        self._training.set_banks(others)
 
 
 class Commands:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ class ParameterLayout:
 
     entries: tuple[tuple[str, tuple[int, ...]], ...]
 
-    @property
+    @functools.cached_property
     def count(self) -> int:
         """float32 scalars of the vector."""
         return sum(math.prod(shape) for _, shape in self.entries)
@@ -65,6 +66,7 @@ class TrainerParameters:
                 f"moments must be one of {', '.join(map(repr, get_args(MomentsRule)))}; found {moments!r}."
             )
         self._trainer, self._moments = trainer, moments
+        self._in_arrays: tuple[object, list[tuple[str, Any]]] | None = None
         self.layout = ParameterLayout(tuple((name, tuple(value.shape)) for name, value in self._found()))
 
     def read(self, out: np.ndarray) -> None:
@@ -97,10 +99,19 @@ class TrainerParameters:
 
     def _parts(self, vector: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
         offset = 0
-        for (_, shape), (_, value) in zip(self.layout.entries, self._found(), strict=True):
+        for (_, shape), (_, value) in zip(self.layout.entries, self._present(), strict=True):
             count = math.prod(shape)
             yield value, vector[offset : offset + count]
             offset += count
+
+    def _present(self) -> list[tuple[str, Any]]:
+        """The same as `_found`, which is looked up once as long as all of it is in the same arrays."""
+        arrays = arrays_of(self._trainer)
+        if arrays is None or self._moments == "average":
+            return self._found()
+        if self._in_arrays is None or self._in_arrays[0] is not arrays:
+            self._in_arrays = arrays, self._found()
+        return self._in_arrays[1]
 
     def _found(self) -> list[tuple[str, Any]]:
         """Everything averaged, where it lies now: torch may have come to the arrays, or replaced tensors."""
