@@ -77,7 +77,6 @@ TRAIN = TrainSpec(
     n_step=1,
     weight_sync_interval=8,  # in effect: every average
 )
-
 LEARNERS = LearnersSpec(
     count=4,
     average_every=32,
@@ -121,7 +120,7 @@ def main() -> int:
         ]
         buffer = CollectionBuffer(session.transition, session.insertion_rows, session.message_rows)
 
-        # === Launch the Learners (each samples its bank -> gathers -> trains -> updates, then all average), the Actors ===
+        # === Launch the Learners (each: sample its bank -> gather -> train -> update; then all average), the Actors ===
         session.launch(learners)
         session.publish(learner, wsq)
         session.launch_actors(dcqs, wsq)
