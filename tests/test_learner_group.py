@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
 import time
 
 import numpy as np
@@ -12,11 +14,12 @@ from trainers import FallingDQN, TinyDQN
 
 from pearl.algorithms.trainer import transition_of
 from pearl.backends.cpu.learner import NativeLearner
-from pearl.errors import ConfigurationError, PearlError, ReplayError
+from pearl.errors import CheckpointError, ConfigurationError, PearlError, ReplayError
 from pearl.local_sgd.averaging import Average, AveragingSpec
 from pearl.local_sgd.group import LearnerGroup
 from pearl.local_sgd.local_learner import LearnerSetup, LocalLearner
 from pearl.local_sgd.parameters import TrainerParameters
+from pearl.local_sgd.state_files import read_state, write_state
 from pearl.replay.schedules import Linear
 from pearl.spec import ReplaySpec
 
@@ -219,6 +222,103 @@ def test_a_killed_learner_is_replaced_and_the_others_go_on(caplog):
         assert not [m for m in caplog.messages if "did not stop" in m]
     assert progress[1].version > at_death
     assert [m for m in caplog.messages if m.startswith("learner-1 died (signal SIGKILL) and is replaced")]
+
+
+def send_to(group, rank, rows, seed=0):
+    """Send transitions to one Learner alone."""
+    queue, columns = group.queues[rank], transitions(rows, seed)
+    message = queue.reserve(LONGEST_S)
+    for name, column in columns.items():
+        message[name][:rows] = column
+    message["beta"][0], message["progress"][0] = 0.5, 0.0
+    queue.publish(rows)
+
+
+def test_states_are_saved_while_one_learner_waits_for_another_and_loaded_again(tmp_path):
+    setup = setup_of()
+    with LearnerGroup(setup, setup.make_trainer(), message_rows=64, states=tmp_path / "states") as group:
+        group.wait_until_ready()
+        for rank in range(2):
+            send_to(group, rank, 60, rank)
+        until(lambda: group.server.version >= 2)  # both take part
+        send_to(group, 0, 64, 2)  # for sixteen steps: it trains four, and then waits for the other, which has no data
+        folder = group.save()
+        first = [read_state(folder / str(rank)) for rank in range(2)]
+        assert [scalars["storage/inserted"] for _, scalars in first] == [124, 60]
+        np.testing.assert_array_equal(first[0][0]["storage/obs"][60:], transitions(64, 2)["obs"])
+        send_to(group, 1, 64, 3)
+        version = group.server.version
+        until(lambda: group.server.version >= version + 2)
+    copied = [({name: np.array(array) for name, array in arrays.items()}, scalars) for arrays, scalars in first]
+    for rank, (arrays, scalars) in enumerate(copied):
+        write_state(tmp_path / "initial" / str(rank), arrays, scalars)
+
+    again = LearnerGroup(
+        setup, setup.make_trainer(), message_rows=64, states=tmp_path / "states", initial=tmp_path / "initial"
+    )
+    with again as group:
+        group.wait_until_ready()
+        until(lambda: group.server.version >= 1)  # what Learner 0 had not trained is due
+        assert group.total_progress[0].inserted == 0, "what the process itself did"
+        group.stop(at_once=True, saves=True)
+        for rank, (arrays, scalars) in enumerate(copied):
+            found, counts = read_state(tmp_path / "states" / str(rank))
+            for name in ("storage/obs", "storage/action", "replay/generations"):
+                np.testing.assert_array_equal(found[name], arrays[name])
+            assert counts["inserted"] == scalars["inserted"]
+            assert counts["steps"] >= scalars["steps"]
+        assert counts["steps"] == scalars["steps"], "the other had trained all"
+
+
+def test_a_learner_that_hangs_is_killed_and_replaced(caplog):
+    setup = setup_of()
+    with LearnerGroup(setup, setup.make_trainer(), message_rows=64) as group:
+        group.wait_until_ready()
+        os.kill(group.pids[0], signal.SIGSTOP)
+        group._patience_s = 5.0
+
+        def is_replaced():
+            group.check()
+            return group.restarts == 1
+
+        until(is_replaced)
+        group._patience_s = 5.0.0  # a new process takes its time
+        until(lambda: group._running[0].report.is_ready)
+    assert [m for m in caplog.messages if m.startswith("learner-0 died (it hung for 5 s) and is replaced")]
+
+
+def test_each_learner_draws_noise_with_a_seed_of_its_own():
+    made = []
+
+    def keep(trainer):
+        made.append(trainer)
+        return NativeLearner(trainer)
+
+    setup = LearnerSetup(**{**vars(setup_of()), "make_learner": keep})
+    for rank in range(2):
+        first = np.zeros(TrainerParameters(setup.make_trainer()).layout.count, np.float32)
+        averager = Alone([[0, 0], [0, 0]])
+        averager.first = first
+        LocalLearner(setup, rank, lambda layout: averager)  # noqa: B023
+    assert made[0].seed != made[1].seed
+    assert [trainer.seed for trainer in made] == [setup.trainer_seed(rank) for rank in range(2)]
+
+
+def test_damaged_states_are_refused(tmp_path):
+    setup = setup_of()
+    local, _ = local_learner(setup, [[0, 0], [1, 1]])
+    local.insert(transitions(30), 30, 0.5)
+    arrays, scalars = local.state()
+    assert read_state(tmp_path / "nothing") is None
+    write_state(tmp_path / "outside", arrays, scalars)
+    (tmp_path / "outside" / "scalars.json").write_text('{"arrays": ["../secret"], "scalars": {}}')
+    with pytest.raises(CheckpointError, match="names something that no Learner has"):
+        read_state(tmp_path / "outside")
+    network = next(name for name in arrays if name.startswith("trainer/"))
+    arrays[network] = np.zeros(8, np.uint8)
+    write_state(tmp_path / "damaged", arrays, scalars)
+    with pytest.raises(CheckpointError, match="networks and optimizers of a Learner cannot be loaded"):
+        LocalLearner(setup, 0, lambda layout: Alone([[0, 0], [1, 1]]), tmp_path / "damaged")
 
 
 def raise_error(trainer):

@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from programs import ONE_CPU, described, is_alive, make_program, run, running, write_csv_pair
-from trainers import TinyPPO
+from trainers import TinyDQN, TinyPPO
 
 from composer import Composer
 from composer.learners import ON_HOST_ONLY
@@ -311,6 +311,14 @@ def test_an_actor_critic_trains_with_schedules_and_normalised_observations(
     code, output = run(program, *arguments)
     assert code == 0, output
     assert summary(tmp_path / "run")["gradient_steps"] > 100
+
+
+@pytest.mark.slow
+def test_forbidden_actions_stay_forbidden(tmp_path: Path, quick_profiles: None) -> None:
+    program = learners_program(tmp_path, trainer=TinyDQN, settings={"action_masks": True}, env="Gated-v0")
+    code, output = run(program, "--timesteps", "1500", *QUIET, "--run-dir", str(tmp_path / "run"))
+    assert code == 0, output
+    assert summary(tmp_path / "run")["gradient_steps"] > 50
 
 
 @pytest.mark.slow

@@ -39,7 +39,6 @@ logger = logging.getLogger("pearl.local_sgd")
 
 _WAIT_S = 0.02
 _MESSAGES = 8  # that wait for a Learner, by default
-_LONGEST_SAVING_S = 3600.0
 
 
 @dataclass
@@ -48,6 +47,14 @@ class _Running:
     transitions: ColumnQueue
     report: Report
     commands: Commands
+    beats: int = -1
+    heard_at: float = 0.0
+
+    def silent_s(self, now: float) -> float:
+        """Seconds since the last sign of life that was seen; ask often."""
+        if (beats := self.report.beats) != self.beats:
+            self.beats, self.heard_at = beats, now
+        return now - self.heard_at
 
     @property
     def progress(self) -> LearnerProgress:
@@ -62,9 +69,10 @@ class LearnerGroup:
     `load_newest` brings averages back into it. `message_rows` are the most rows of one insertion.
 
     A Learner that dies is named, and replaced by one that begins from the last average with an empty bank; PearlError
-    if `most_deaths` die within `window_s`. `messages` are how many insertions may wait for a Learner. `bell` rings when
-    a Learner has room for another, or has averaged. `states` is the folder for `save`; Learners that are started first
-    begin with the states `initial` by rank, which `save` wrote. One thread calls all methods.
+    if `most_deaths` die within `window_s`. One that gives no sign of life for `patience_s` is killed. `messages` are
+    how many insertions may wait for a Learner. `bell` rings when a Learner has room for another, or has averaged.
+    `states` is the folder for `save`; Learners that are started first begin with the states `initial` by rank, which
+    `save` wrote. One thread calls all methods.
     """
 
     def __init__(
@@ -79,6 +87,7 @@ class LearnerGroup:
         initial: Path | None = None,
         most_deaths: int = 3,
         window_s: float = 60.0,
+        patience_s: float = 300.0,
     ) -> None:
         slots = setup.replay.capacity // setup.spec.learners
         if not 1 <= message_rows <= slots:
@@ -92,7 +101,7 @@ class LearnerGroup:
         vector = np.empty(self._parameters.layout.count, np.float32)
         self._parameters.read(vector)
         self.server = AveragingServer(setup.spec, self._parameters.layout, vector, facts=2)
-        self._most_deaths, self._window_s = most_deaths, window_s
+        self._most_deaths, self._window_s, self._patience_s = most_deaths, window_s, patience_s
         self._deaths = DeathCount(window_s)
         self.restarts = 0
         self._next = 0  # the Learner that gets the next transition
@@ -145,7 +154,7 @@ class LearnerGroup:
         """The queues of transitions, by rank."""
         return [running.transitions for running in self._running]
 
-    def wait_until_ready(self, timeout_s: float = 120.0) -> None:
+    def wait_until_ready(self, timeout_s: float = 300.0) -> None:
         """Wait until all Learners are made; PearlError if they are not in time.
 
         Raises CheckpointError if one cannot take its state of `initial`.
@@ -211,12 +220,13 @@ class LearnerGroup:
         return found
 
     def check(self) -> None:
-        """Replace Learners that died; PearlError if that happens too often."""
+        """Replace Learners that died or hang; PearlError if that happens too often."""
         for rank, running in enumerate(self._running):
+            hangs = self._hangs(running)
             if running.process.exit_code is None:
                 continue
             self.server.remove(rank)
-            cause = running.process.cause_of_death
+            cause = f"it hung for {self._patience_s:g} s" if hangs else running.process.cause_of_death
             failure = running.report.failure
             detail = "" if failure is None else "\n" + failure.rstrip()
             deaths = self._deaths.one_more()
@@ -244,7 +254,7 @@ class LearnerGroup:
         with self._held():
             for running in self._running:
                 running.commands.save = self._saves
-            self._await_saved(replaces=True)
+            self._await_saved()
         return self._states
 
     def _begin_saving(self, folder: Path) -> None:
@@ -263,18 +273,12 @@ class LearnerGroup:
             for running in self._running:
                 running.commands.is_held = False
 
-    def _await_saved(self, *, replaces: bool) -> None:
+    def _await_saved(self) -> None:
         """Wait until all that live have written the state that they were asked for."""
-        deadline = time.monotonic() + _LONGEST_SAVING_S
         waited_for = list(self._running)
         while waited_for := [one for one in waited_for if abs(one.progress.saved) != self._saves]:
-            if replaces:
-                self.check()
+            self.check()
             waited_for = [one for one in waited_for if one.process.exit_code is None]
-            if time.monotonic() > deadline:
-                raise CheckpointWriteError(
-                    f"{waited_for[0].process.name} has not written its state within {_LONGEST_SAVING_S:.0f} s."
-                )
             time.sleep(_WAIT_S / 4)
         for running in self._running:
             if running.progress.saved == -self._saves:
@@ -283,12 +287,19 @@ class LearnerGroup:
                     f"{running.report.failure}. Free space, or choose another folder with --run-dir."
                 )
 
+    def _hangs(self, running: _Running) -> bool:
+        """Whether the process was killed now, since it has given no sign of life for too long."""
+        hangs = running.silent_s(time.monotonic()) > self._patience_s and running.process.exit_code is None
+        if hangs:
+            running.process.kill()
+        return hangs
+
     def stop(self, timeout_s: float = 30.0, *, at_once: bool = False, saves: bool = False) -> list[LearnerProgress]:
         """Let the Learners train on what they were sent, average a last time, and end; return their progress.
 
         `load_newest` then loads the last average. Learners that do not end within `timeout_s` are killed. With
         `at_once` they train no more, but average what they have; with `saves` they write their states as for `save`,
-        for as long as that takes.
+        for as long as that takes, if they give signs of life.
         """
         if saves:
             assert self._states is not None
@@ -300,11 +311,11 @@ class LearnerGroup:
             running.transitions.close()
         deadline = time.monotonic() + timeout_s
         for rank, running in enumerate(self._running):
-            until = time.monotonic() + _LONGEST_SAVING_S if saves else deadline
-            if not running.process.wait(max(0.0, until - time.monotonic())):
-                logger.warning("%s did not stop in %.0f s and is killed.", running.process.name, timeout_s)
-                running.process.kill()
-            elif running.report.failure is not None:
+            while not running.process.wait(_WAIT_S):
+                if self._hangs(running) or (not saves and time.monotonic() > deadline):
+                    logger.warning("%s did not stop in time and is killed.", running.process.name)
+                    running.process.kill()
+            if running.report.failure is not None:
                 logger.warning("%s failed at the end.\n%s", running.process.name, running.report.failure.rstrip())
             self.server.remove(rank)
         progress = self.progress

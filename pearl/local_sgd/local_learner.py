@@ -436,6 +436,7 @@ class _LearnerProcess:
 
     def _meanwhile(self) -> bool:
         """While it waits for an average; whether the host holds that up."""
+        self._shared.report.beat()
         self._answer()
         return self._shared.commands.is_held
 
@@ -447,7 +448,7 @@ class _LearnerProcess:
         while self._take():
             pass
         try:
-            write_state(states / str(self._shared.rank), *self._local.state())
+            write_state(states / str(self._shared.rank), *self._local.state(), self._shared.report.beat)
         except (OSError, CheckpointError) as error:
             self._saved = -number
             self._shared.report.fail(str(error))

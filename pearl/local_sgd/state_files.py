@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,11 +29,14 @@ TRAINER = "trainer/"  # prefix of the groups of the trainer's tensors, each the 
 _SCALARS = "scalars.json"
 
 
-def write_state(folder: Path, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, Any]) -> None:
-    """Write `arrays` and `scalars` into the new `folder`; OSError if that fails."""
+def write_state(
+    folder: Path, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, Any], beat: Callable[[], None] = lambda: None
+) -> None:
+    """Write `arrays` and `scalars` into the new `folder`, calling `beat` after each array; OSError if that fails."""
     folder.mkdir(parents=True)
     for name, array in arrays.items():
         write_array(folder / array_path(name), array)
+        beat()
     content = {"arrays": list(arrays), "scalars": {name: _plain(value) for name, value in scalars.items()}}
     (folder / _SCALARS).write_text(json.dumps(content), encoding="utf-8")
 
