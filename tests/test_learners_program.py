@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium import spaces
 from programs import ONE_CPU, described, is_alive, make_program, run, running, write_csv_pair
 from trainers import TinyDQN, TinyPPO
 
@@ -22,10 +24,19 @@ from composer import Composer
 from composer.learners import ON_HOST_ONLY
 from composer.spec_file import load_spec
 from pearl.algorithms import DQN, SAC, RecurrentDQN
-from pearl.errors import ConfigurationError, PearlError
+from pearl.algorithms.trainer import transition_of
+from pearl.backends.cpu.learner import NativeLearner
+from pearl.errors import CheckpointError, ConfigurationError, PearlError
 from pearl.exploration import EpsilonGreedy
+from pearl.ipc.queues import Bell
+from pearl.local_sgd.averaging import AveragingSpec
+from pearl.local_sgd.local_learner import LearnerSetup, LocalLearner
 from pearl.replay.schedules import Linear
-from pearl.spec import TransitionSpec
+from pearl.runtime.learner_processes import LearnerProcesses, LearnersExperience
+from pearl.runtime.learners_session import LearnersSession
+from pearl.runtime.options import parse_options
+from pearl.runtime.reporting import Program
+from pearl.spec import ActorSpec, LearnersSpec, ReplaySpec, TrainSpec, TransitionSpec
 
 TINY = {"hidden_sizes": (16,), "n_step": 1, "exploration": EpsilonGreedy(steps=1000)}
 TRAINING = {"batch_size": 16, "replay_ratio": 2.0, "learning_starts": 100}
@@ -211,10 +222,19 @@ def test_a_program_runs_and_leaves_its_results(program: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("option", ["--serial", "--bench", "--recompose"])
-def test_options_of_one_learner_are_refused(program: Path, tmp_path: Path, option: str) -> None:
-    code, output = run(program, option, "--run-dir", str(tmp_path))
-    assert code == 1
-    assert f"Error: {option} is for programs of one Learner; this one has 2" in output
+def test_options_of_one_learner_are_refused(tmp_path: Path, option: str) -> None:
+    options = parse_options("", timesteps=1000, run_dir=tmp_path, arguments=[option])
+    with pytest.raises(ConfigurationError, match=f"{option} is for programs of one Learner; this one has 2"):
+        LearnersSession(
+            Program("two", 0.0),
+            options,
+            trainer_class=DQN,
+            settings={},
+            actors=ActorSpec("CartPole-v1"),
+            replay=ReplaySpec(2000),
+            train=TrainSpec(),
+            learners=LearnersSpec(2),
+        )
 
 
 def test_a_killed_learner_is_replaced_and_the_run_finishes(program: Path, tmp_path: Path) -> None:
@@ -262,7 +282,14 @@ def test_ctrl_c_saves_the_banks_and_resume_goes_on(program: Path, tmp_path: Path
     steps = [resumed[f"learner-{rank}/steps"] for rank in range(2)]
     assert resumed["gradient_steps"] == pytest.approx(sum(steps) / 2, abs=1)
 
+    other = program.with_name("other.py")
+    other.write_text(program.read_text().replace("count=2,\n    average_every", "count=4,\n    average_every"))
+    code, output = run(other, "--resume", *QUIET, "--run-dir", str(tmp_path))
+    assert code == 1
+    assert "learners: this program has 4, each with a bank; the checkpoint has 2, each with a bank" in output
 
+
+@pytest.mark.slow
 def test_a_killed_program_resumes_from_a_checkpoint_of_the_running_learners(program: Path, tmp_path: Path) -> None:
     arguments = (*QUIET, "--run-dir", str(tmp_path))
     with running(program, "--timesteps", "500000", "--checkpoint-interval", "700", *arguments) as started:
@@ -278,19 +305,54 @@ def test_a_killed_program_resumes_from_a_checkpoint_of_the_running_learners(prog
     assert stored(tmp_path)["counters"]["gradient_steps"] > saved["gradient_steps"] > 0
 
 
-def test_checkpoints_of_other_learners_or_with_damage_are_refused(
-    program: Path, tmp_path: Path, quick_profiles: None
-) -> None:
-    run_dir = tmp_path / "run"
-    arguments = (*QUIET, "--run-dir", str(run_dir))
-    assert run(program, "--timesteps", "500", *arguments)[0] == 0
-    text = program.read_text()
-    other = program.with_name("other.py")
-    other.write_text(text.replace("count=2,\n    average_every", "count=4,\n    average_every"))
-    assert other.read_text() != text
-    code, output = run(other, "--resume", "--timesteps", "900", *arguments)
-    assert code == 1
-    assert "learners: this program has 4, each with a bank; the checkpoint has 2, each with a bank" in output
+def saved_experience(folder: Path) -> tuple[LearnersExperience, dict[str, Any], dict[str, Any]]:
+    """What two Learners train on, and what a checkpoint of it holds, in which the second had just died."""
+    space = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2)
+    setup = LearnerSetup(
+        AveragingSpec(2), functools.partial(DQN, *space), NativeLearner, transition_of(DQN, *space), ReplaySpec(100), 16
+    )
+    local = LocalLearner(setup, 0, lambda layout: None)  # type: ignore[arg-type,return-value]
+    local.insert({field.name: np.zeros((7, *field.shape), field.dtype) for field in setup.transition.fields}, 7, 0.4)
+    arrays, scalars = local.state()
+    processes = LearnerProcesses(
+        setup, setup.make_trainer(), bell=Bell(), message_rows=8, run_dir=folder, threads=1, ended=lambda: None
+    )
+    return (
+        LearnersExperience(processes, lambda: 0.4),
+        {f"learner-0/{name}": array for name, array in arrays.items()},
+        {f"learner-0/{name}": value for name, value in scalars.items()},
+    )
+
+
+def test_a_checkpoint_says_what_each_learner_had(tmp_path: Path) -> None:
+    experience, arrays, scalars = saved_experience(tmp_path)
+    experience.check(arrays, scalars, tmp_path)
+    assert all(experience.knows("arrays", name) for name in arrays)
+    assert all(experience.knows("counters", name) for name in scalars)
+    for kind, name in (
+        ("arrays", "learner-2/storage/obs"),
+        ("arrays", "learner-0/other"),
+        ("counters", "learner-0/secret"),
+        ("counters", "env_steps"),
+    ):
+        assert not experience.knows(kind, name)
+    experience.load(arrays, scalars, tmp_path)
+    assert [path.name for path in (tmp_path / ".learners" / "initial").iterdir()] == ["0"], "the other begins anew"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"learner-0/inserted": 8}, "learner-0/inserted"),
+        ({"learner-0/steps": -1}, "learner-0/steps"),
+        ({"learner-0/storage/size": 6}, "7, 4"),
+        ({"learner-0/storage/inserted": "seven"}, "storage/inserted"),
+    ],
+)
+def test_contradictory_states_of_learners_are_refused(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    experience, arrays, scalars = saved_experience(tmp_path)
+    with pytest.raises(CheckpointError, match=re.escape(named)):
+        experience.check(arrays, {**scalars, **change}, tmp_path)
 
 
 @pytest.mark.slow
