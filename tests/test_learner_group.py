@@ -9,9 +9,11 @@ import time
 
 import numpy as np
 import pytest
+from averaging_members import raise_error
 from gymnasium import spaces
-from trainers import FallingDQN, TinyDQN
+from trainers import FallingDQN
 
+from pearl.algorithms import DQN
 from pearl.algorithms.trainer import transition_of
 from pearl.backends.cpu.learner import NativeLearner
 from pearl.errors import CheckpointError, ConfigurationError, PearlError, ReplayError
@@ -25,14 +27,14 @@ from pearl.spec import ReplaySpec
 
 LONGEST_S = 60.0
 SPACES = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2)
-TRANSITION = transition_of(TinyDQN, *SPACES, {})
+TRANSITION = transition_of(DQN, *SPACES, {})
 
 
 def setup_of(learners=2, average_every=4, **options):
     defaults = {"replay": ReplaySpec(1000), "batch_size": 16, "replay_ratio": 2.0, "learning_starts": 40}
     return LearnerSetup(
         AveragingSpec(learners, average_every),
-        functools.partial(TinyDQN, *SPACES, seed=0),
+        functools.partial(DQN, *SPACES, seed=0, hidden_sizes=(16,)),  # which needs no torch
         NativeLearner,
         **{"transition": TRANSITION, **defaults, **options},
     )
@@ -319,10 +321,6 @@ def test_damaged_states_are_refused(tmp_path):
     write_state(tmp_path / "damaged", arrays, scalars)
     with pytest.raises(CheckpointError, match="networks and optimizers of a Learner cannot be loaded"):
         LocalLearner(setup, 0, lambda layout: Alone([[0, 0], [1, 1]]), tmp_path / "damaged")
-
-
-def raise_error(trainer):
-    raise RuntimeError("no learner here")
 
 
 def test_learners_that_die_too_often_end_the_run_with_their_error():
