@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from composer.contention import CoreSharing
+from composer.learners import ON_HOST_ONLY, runs_several
 from composer.matrix import (
     NOT_MEASURED,
     AssignmentMatrix,
@@ -39,6 +40,7 @@ from composer.platform import Platform
 from composer.power import power_of
 from composer.storage_rule import StorageRule
 from pearl.errors import ConfigurationError, PlacementError
+from pearl.spec import ONE_LEARNER, LearnersSpec
 
 _T = TypeVar("_T")
 
@@ -79,6 +81,8 @@ def place(
     wholes: Mapping[Candidacy, WholeIteration] | None = None,
     replay_ratio: float | None = None,
     priority_update_delay: int = 1,
+    learners: LearnersSpec = ONE_LEARNER,
+    average_us: float = 0.0,
 ) -> Placement:
     """Run PEARL's Algorithm 1 on `matrix`.
 
@@ -104,6 +108,10 @@ def place(
     programs that were tried: their times replace those of the parts. `replay_ratio` is the ratio at which the Actors
     collect, inf where they run free; the placement records it.
 
+    With several `learners`, an iteration is a step of each on its part of `batch_size`; the times of `matrix` are those
+    of one of them, and `average_us` those of an average, of which an iteration has the share 1 / H (thesis Eq. 5.6,
+    without its bandwidths: parameters stay in one memory). Only the host's CPU takes several Learners.
+
     Raises PlacementError where no pair is possible, ConfigurationError for an unknown metric, and for a missing
     active_watts where power counts.
     """
@@ -120,6 +128,8 @@ def place(
         messages_us,
         wholes or {},
         priority_update_delay,
+        learners,
+        average_us,
     )
     for name, value in (
         ("batch_size", batch_size),
@@ -159,6 +169,8 @@ def place(
         unsupported=matrix.unsupported,
         replay_ratio=None if replay_ratio is None or math.isinf(replay_ratio) else replay_ratio,
         priority_update_delay=priority_update_delay,
+        learner_count=learners.count,
+        average_every=learners.average_every if learners.count > 1 else 0,
     )
 
 
@@ -184,6 +196,8 @@ class _Search:
     messages_us: float
     wholes: Mapping[Candidacy, WholeIteration]
     delay: int
+    learners: LearnersSpec
+    average_us: float
 
     def pairs(self) -> tuple[list[Candidate], list[Impossible]]:
         """Every pair in the order of the matrix: the possible ones with their cost, the others with the reason."""
@@ -192,6 +206,9 @@ class _Search:
         for replay_device in self.matrix.devices:
             for learner_device in self.matrix.devices:
                 reasons: dict[str, None] = {}
+                if (reason := self._no_several(replay_device, learner_device)) is not None:
+                    impossible.append(Impossible(replay_device, learner_device, reason))
+                    continue
                 found: list[Candidate] = []
                 for option in self.matrix[learner_device].learners:
                     replay, learner, pair = self._cells(replay_device, learner_device, option)
@@ -206,6 +223,13 @@ class _Search:
                 if not found:
                     impossible.append(Impossible(replay_device, learner_device, "; ".join(reasons)))
         return candidates, impossible
+
+    def _no_several(self, i: str, j: str) -> str | None:
+        """Why several Learners cannot be on `j` with their banks on `i`; None if they can, or there is one."""
+        host = self.platform.host.name
+        if self.learners.count == 1 or (i == j and runs_several(self.platform.device(j), host)):
+            return None
+        return ON_HOST_ONLY
 
     def _cells(
         self, i: str, j: str, option: LearnerOption
@@ -235,6 +259,7 @@ class _Search:
             replay_transfer_us=self._there_and_back_us(i, host, batch_message) if host in to_learner.hops[1:] else 0.0,
             delay=self.delay if i != j else 0,
             inserts_between=joined,
+            average_us=self.average_us / self.learners.average_every,
         ).with_storage(storage[0], learner=j)
         whole = self.wholes.get((i, j, learner.implementation))
         free = self._beside_actors(terms, j, learner, math.inf)

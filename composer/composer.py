@@ -30,6 +30,7 @@ from composer.codegen.python_source import literal
 from composer.composition import ChosenSetting, Composition, RolloutComposition
 from composer.edited import check_edited
 from composer.evidence import MatrixAt, all_modelled, gather_evidence
+from composer.learners import check_host, check_learners, refuse_learners
 from composer.matrix import AssignmentMatrix, Candidacy, LearnerCell, PairCell
 from composer.on_policy.composition import (
     ComposedRollouts,
@@ -97,9 +98,12 @@ from pearl.runtime.options import check_count, check_goal
 from pearl.runtime.replay_ratio import check_samples_last, check_training_begins
 from pearl.schedules import plain_schedule
 from pearl.spec import (
+    ONE_LEARNER,
     ActorSpec,
     Exponent,
     InitialPriority,
+    LearnersSpec,
+    MomentsRule,
     NetworkSpec,
     ReplayMode,
     ReplaySpec,
@@ -151,6 +155,7 @@ class Composer:
         self._implementation = AUTO
         self._imported_from: str | None = None
         self._replay: ReplaySpec | None = None
+        self._learners = ONE_LEARNER
         self._rollout: dict[str, Any] = {}
         self._training: dict[str, Any] = {}
         self._auto: tuple[str, ...] = ()
@@ -338,6 +343,21 @@ class Composer:
         self._auto = (*(name for name in self._auto if name in _ACTOR_FIELDS), *auto)
         self._suggestion = None
 
+    def set_learners(
+        self,
+        count: int,
+        average_every: int = LearnersSpec.average_every,
+        moments: MomentsRule = LearnersSpec.moments,
+    ) -> None:
+        """Train with `count` Learners in processes of their own, which average their parameters (docs/local_sgd.md).
+
+        Each has its part of every batch, and of the replay a bank. `average_every` are the gradient steps of each
+        between two averages (H). `moments` of the optimizers are each Learner's own ("keep"), averaged ("average"), or
+        reset at an average ("reset"). `count` 1 is the program of one Learner. Raises ConfigurationError for a value
+        that `LearnersSpec` refuses; `run` names what several Learners cannot do.
+        """
+        self._learners = LearnersSpec(count, average_every, moments)
+
     def set_rollout(self, **settings: Any) -> None:
         """Override fields of `RolloutSpec` for on-policy training: horizon, epochs, gae_lambda, policy_lag, ...
 
@@ -448,6 +468,7 @@ class Composer:
             make_trainer(self._trainer_class, *spaces, settings=dict(self._settings))
         elif self.learns_from_rollouts:
             refuse_replay_settings(self._trainer_class, self._replay, self._training, self._auto, self._metric)
+            refuse_learners(self._trainer_class, self._learners)
             rollout_problem(
                 *(self._trainer_class, self._settings, self._actors, self._rollout, self._training),
                 *(self._implementation, self._imported_from, self._say),
@@ -617,6 +638,7 @@ class Composer:
         if self._actors is None or self._trainer_class is None:
             raise ConfigurationError("Composer.run() needs set_actors(num_actors, env=...) to be called first.")
         refuse_replay_settings(self._trainer_class, self._replay, self._training, self._auto, self._metric)
+        refuse_learners(self._trainer_class, self._learners)
         stated, store = self._read_files(), CalibrationStore(self._store_path, remeasure=self._remeasure)
         self._begin_actor(store, stated)
         chosen = None
@@ -829,6 +851,8 @@ class Composer:
         def decided(wholes: Mapping[Candidacy, WholeIteration]) -> Placement:
             return decide(matrix, profiler.platform, wholes=wholes)
 
+        if profiler.problem.learners.count > 1:  # whose programs have no --bench
+            return decided({})
         with self._programs(profiler, _made(self._problem, "problem")) as programs:
             return Trials(programs, decided, budget, self._say).placed()
 
@@ -890,6 +914,8 @@ class Composer:
             messages_us=profiler.messages_us,
             replay_ratio=problem.train.replay_ratio,
             priority_update_delay=problem.train.priority_update_delay,
+            learners=problem.learners,
+            average_us=profiler.average_us,
         )
         return decide, rule
 
@@ -1064,8 +1090,11 @@ class Composer:
             actors=self._actors,
             implementation=self._implementation,
             imported_from=self._imported_from,
+            learners=self._learners,
         )
         check_problem(problem)
+        if self._learners.count > 1:
+            check_learners(problem, trainer, self._auto)
         return problem
 
     def _paced(self, train: TrainSpec) -> TrainSpec:
@@ -1098,6 +1127,8 @@ class Composer:
             reasons = "; ".join(f"{device.name}: {reason}" for device, reason in unavailable)
             raise PlacementError(f"No device of {self._device_file} can be used here. {reasons}. Add a cpu row.")
         forced = self._implementation
+        if self._learners.count > 1:
+            check_host(platform.host, forced)
         modelled = any(not backend_of(device).is_here for device in devices)  # for every implementation alike
         if forced != AUTO and not modelled and not any(runs_on(forced, device) for device in devices):
             raise PlacementError(
@@ -1115,7 +1146,7 @@ class Composer:
         """The matrix at another batch size and fanout; None where a part of it would have to be measured."""
         platform, problem = self.platform, self._problem
         assert problem is not None
-        if not all_modelled(self.matrix):
+        if not all_modelled(self.matrix) or problem.learners.count > 1:
             return None
         from composer.modelled_rows import follows_work
 
@@ -1236,7 +1267,7 @@ def _profiled(problem: Problem) -> Problem:
         while capacity > fits:
             capacity = max(capacity // 2, problem.train.batch_size)
     measured = dataclasses.replace(replay, capacity=capacity, alpha=replay.first_alpha)
-    return dataclasses.replace(problem, replay=measured)
+    return dataclasses.replace(problem, replay=measured).of_one_learner
 
 
 def _seen_from(program: Path, run_dir: Path) -> Path:

@@ -16,16 +16,20 @@ class CoreSharing:
 
     `collect_us` is the time that the Actors need, on cores of their own, to collect the transitions for one iteration
     of the Learner. Actors that are faster wait for the Learner. Infinity: they never wait.
+
+    Several `learners` make their steps side by side, and an iteration is a step of each.
     """
 
     cores: int
     actors: int
     collect_us: float
+    learners: int = 1
 
     @property
     def most_threads(self) -> int:
         """The most threads for a Learner: all cores where Actors wait for it, else the cores without an Actor."""
-        return max(1, self.cores - self.actors) if math.isinf(self.collect_us) else self.cores
+        cores = self.cores - self.actors if math.isinf(self.collect_us) else self.cores
+        return max(1, cores // self.learners)
 
     def iteration_us(self, step_us: float, threads: int) -> float:
         """Microseconds of one iteration; a step without Actors takes `step_us` on `threads` threads.
@@ -36,11 +40,12 @@ class CoreSharing:
         collect_us = 0.0 if math.isinf(self.collect_us) else self.collect_us
         if threads > 1:
             return max(step_us + self._actors_per_core(threads) * collect_us, collect_us)
-        return max(step_us, collect_us, (step_us + collect_us * self._running_actors) / self.cores)
+        work_us = self.learners * step_us + collect_us * self._running_actors
+        return max(step_us, collect_us, work_us / self.cores)
 
     def rank(self, step_us: float, threads: int) -> float:
         """The measure by which a count of threads is chosen, lowest first: `iteration_us` with a margin."""
-        oversubscribed = threads + self._running_actors > self.cores
+        oversubscribed = self.learners * threads + self._running_actors > self.cores
         return self.iteration_us(step_us, threads) * (_OVERSUBSCRIPTION_MARGIN if oversubscribed else 1.0)
 
     def keeps_up(self, step_us: float, threads: int) -> bool:
@@ -49,7 +54,7 @@ class CoreSharing:
 
     def has_idle_core(self, threads: int) -> bool:
         """Whether a core is free next to a Learner of `threads` threads and the Actors."""
-        return threads + self.actors < self.cores
+        return self.learners * threads + self.actors < self.cores
 
     def step_us(self, step_us: float, threads: int) -> float:
         """Microseconds of a step while the Actors run; without them it takes `step_us` on `threads` threads.
@@ -60,10 +65,11 @@ class CoreSharing:
         if threads > 1:
             return step_us + self._actors_per_core(threads) * min(self.collect_us, step_us)
         actors_us = min(self.collect_us * self._running_actors, step_us * self.actors)
-        return max(step_us, (step_us + actors_us) / self.cores)
+        return max(step_us, (self.learners * step_us + actors_us) / self.cores)
 
     def _actors_per_core(self, threads: int) -> int:
         """The most Actors that share a core with one of the Learner's threads."""
+        threads *= self.learners
         return math.ceil(max(0, threads + self._running_actors - self.cores) / threads)
 
     @property

@@ -38,6 +38,8 @@ class IterationTerms:
     `beyond_parts_us`, by how much an iteration of the whole program, where that was tried, took longer than its parts
     explain (less, if negative). The Learner gathers, if `learner_gathers`, else the host does.
 
+    Several Learners average their parameters after every H steps: `average_us` is an iteration's share of that.
+
     With `inserts_between` the program inserts between iterations, not while the Learner trains.
 
     Eq. 7 assumes strict order. With a priority update `delay` of D, the next D batches are sampled while one is
@@ -60,6 +62,7 @@ class IterationTerms:
     store_us: float = 0.0
     learner_gathers: bool = False
     inserts_between: bool = False
+    average_us: float = 0.0
 
     @property
     def training_us(self) -> float:
@@ -96,7 +99,7 @@ class IterationTerms:
             "insertion": self.insert_us + self.store_us,
             "update": self.update_us,
             "training": self.learner_us,
-            "communication": transfers + self.messages_us,
+            "communication": transfers + self.messages_us + self.average_us,
             "iteration": self.t_itr_us,
         }
         return {name: value for name, value in parts.items() if value}
@@ -123,6 +126,8 @@ class IterationTerms:
             "returning priorities": self.priority_transfer_us,
             "updating priorities": self.update_us,
         }
+        if self.average_us:
+            training["averaging"] = self.average_us
         insertion = {"insertion": self.insert_us, "moving insertions to the RM": self.insert_transfer_us}
         messages = {"talking through the host": self.messages_us}
         if self.inserts_between:
@@ -359,7 +364,8 @@ class Placement:
     and `storage` name the chosen devices, `implementation` the chosen implementation of the Learner. To change the
     choice, call `with_choice` or edit the JSON document. `replay_ratio` is the assumed ratio at which the Actors
     collect while the Learner trains; None: they run free. `replay_ratio_reason` says why, if the composer chose it.
-    `evidence` is what `explain` shows beyond the costs.
+    `evidence` is what `explain` shows beyond the costs. Several Learners (`learner_count`) have the parts of a batch of
+    `batch_size`, and average after every `average_every` steps; an iteration is a step of each.
     """
 
     replay_manager: str
@@ -380,6 +386,8 @@ class Placement:
     priority_update_delay: int = 1
     replay_ratio_reason: str | None = None
     evidence: Evidence | None = None
+    learner_count: int = 1
+    average_every: int = 0
 
     FORMAT = "pearl-placement"
     VERSION = 3
@@ -440,8 +448,8 @@ class Placement:
 
     @property
     def learners(self) -> tuple[LearnerConfig, ...]:
-        """Device and parameters of each Learner; there is one in this version."""
-        return (self.chosen.learner,)
+        """Device and parameters of each Learner; they are alike."""
+        return (self.chosen.learner,) * self.learner_count
 
     @property
     def learner_config(self) -> LearnerConfig:

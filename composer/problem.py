@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from pearl.backends import AUTO
 from pearl.replay.synthetic import random_transitions
-from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+from pearl.spec import ONE_LEARNER, ActorSpec, LearnersSpec, ReplaySpec, TrainSpec, TransitionSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,17 @@ class Problem(TrainingProblem):
     """A problem with a replay."""
 
     replay: ReplaySpec
+    learners: LearnersSpec = ONE_LEARNER
+
+    @property
+    def of_one_learner(self) -> Problem:
+        """What each of several Learners has: its bank, and its part of each batch."""
+        count = self.learners.count
+        return dataclasses.replace(
+            self,
+            replay=dataclasses.replace(self.replay, capacity=self.replay.capacity // count),
+            train=dataclasses.replace(self.train, batch_size=self.train.batch_size // count),
+        )
 
     @property
     def insertions(self) -> int:

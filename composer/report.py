@@ -129,6 +129,12 @@ def _choice_table(placement: Placement) -> Table:
     table = ascii_table(title, ("primitive", "device", "parameters"))
     replay, learner = placement.replay_config, placement.learner_config
     tuning = f"{learner.implementation}, batch {placement.batch_size}, {learner_tuning(learner)}"
+    if placement.learner_count > 1:
+        tuning = (
+            f"{placement.learner_count} x {learner.implementation}, batch "
+            f"{placement.batch_size // placement.learner_count} each, {learner_tuning(learner)}; averaged every "
+            f"{placement.average_every} steps ({short_number(placement.terms.average_us)} us per iteration)"
+        )
     _add_row(table, "Replay Manager", replay.device, f"fanout {replay.fanout}, workers {replay.workers}")
     _add_row(table, "Learner", learner.device, tuning)
     _add_row(table, "Data Storage", placement.storage, f"{placement.transition_bytes:,} bytes per transition")

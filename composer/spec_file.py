@@ -33,7 +33,7 @@ from pearl.errors import ConfigurationError, GenerationError, PearlError, Traine
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.options import check_count, check_goal
 from pearl.schedules import plain_schedule
-from pearl.spec import ActorSpec, ReplaySpec, RolloutSpec, TrainSpec
+from pearl.spec import ActorSpec, LearnersSpec, ReplaySpec, RolloutSpec, TrainSpec
 
 _EXPLORATIONS: dict[str, type] = {kind.__name__: kind for kind in EXPLORATIONS}
 _SCHEDULES: dict[str, type] = {kind.__name__: kind for kind in SCHEDULES}
@@ -118,6 +118,7 @@ _TABLES: dict[str, dict[str, _Key]] = {
         "size": _Key(_WHOLE.expected, (int,), required=True),
         **{name: key for name, key in _REPLAY_KEYS.items() if name != "capacity"},
     },
+    "learners": _keys_of(LearnersSpec),
     "rollout": _keys_of(RolloutSpec),
     "training": _keys_of(
         TrainSpec,
@@ -231,6 +232,9 @@ class _SpecFile:
             composer.set_actors(actors.pop("count", 1), **actors)
             composer.set_wrappers(wrappers)
         self._set_trainer(composer, implementation)
+        if learners := self._table("learners"):
+            with self._naming("learners"):
+                composer.set_learners(learners.pop("count", LearnersSpec.count), **learners)
         with self._naming("rollout"):
             composer.set_rollout(**self._table("rollout"))
         if "replay" in self.document or not (composer.learns_from_rollouts or composer.chooses_settings):

@@ -24,6 +24,7 @@ InitialPriority: TypeAlias = 'Literal["max", "mean"] | float'
 StorageKind: TypeAlias = Literal["ram", "memmap", "shared"]
 RewardStandardization: TypeAlias = Literal["none", "returns", "dynamic", "block", "block_restored"]
 ValueStandardization: TypeAlias = Literal["none", "block"]
+MomentsRule: TypeAlias = Literal["keep", "average", "reset"]  # of optimizers, when an average is loaded
 Correction: TypeAlias = Literal["clip", "vtrace"]
 Exponent: TypeAlias = "float | Callable[[int], float]"
 Scalar: TypeAlias = "bool | int | float | str"
@@ -576,6 +577,31 @@ class TrainSpec:
             f"replay_ratio must be a number above 0, at most 1e6, or inf; found {self.replay_ratio!r}.",
         )
         _require(0.0 <= self.gamma <= 1.0, f"gamma must lie in [0, 1]; found {self.gamma!r}.")
+
+
+@dataclass(frozen=True)
+class LearnersSpec:
+    """Several Learners that average their parameters: local SGD (thesis, chapter 5; docs/local_sgd.md).
+
+    Each of `count` Learners has a bank of the replay, and trains on its part of every batch. After every
+    `average_every` gradient steps of each (H) their parameters are averaged. `moments` says what becomes of the
+    optimizers' states at an average: "keep" (each Learner keeps its own), "average" or "reset".
+    """
+
+    count: int = 1
+    average_every: int = 8
+    moments: MomentsRule = "keep"
+
+    def __post_init__(self) -> None:
+        _require_whole("count of Learners", self.count, 1)
+        _require_whole("average_every", self.average_every, 1)
+        known = get_args(MomentsRule)
+        _require(
+            self.moments in known, f"moments must be one of {', '.join(map(repr, known))}; found {self.moments!r}."
+        )
+
+
+ONE_LEARNER = LearnersSpec()
 
 
 @dataclass(frozen=True)

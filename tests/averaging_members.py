@@ -33,3 +33,8 @@ def stop_beating(link: Link, report: Report) -> None:
     SharedMemoryAverager(link, link.layout).join()
     report.ready()
     time.sleep(1000.0)
+
+
+def raise_error(trainer: object) -> None:
+    """A Learner that cannot be made."""
+    raise RuntimeError("no learner here")

@@ -46,6 +46,7 @@ def described(
     mode: Any = "prioritized",
     fanout: int | str = 16,
     training: dict[str, Any] | None = None,
+    learners: dict[str, Any] | None = None,
     progress: bool = False,
     calibration: Path | None = None,
 ) -> Composer:
@@ -57,6 +58,8 @@ def described(
     composer.set_train_function(learner=trainer, **(settings or {}))
     composer.set_replay(capacity, mode=mode, fanout=fanout)
     composer.set_training(**(training or {}))
+    if learners is not None:
+        composer.set_learners(**learners)
     return composer
 
 

@@ -43,7 +43,7 @@ from pearl.devices.description import Connection, Device
 from pearl.errors import ConfigurationError, GenerationError, PlacementError
 from pearl.exploration import EpsilonGreedy
 from pearl.replay import Constant, Linear
-from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+from pearl.spec import ONE_LEARNER, ActorSpec, LearnersSpec, ReplaySpec, TrainSpec, TransitionSpec
 
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
@@ -101,6 +101,7 @@ def source(
     settings: Mapping[str, Any] | None = None,
     actors: ActorSpec | None = None,
     replay_spec: ReplaySpec | None = None,
+    learners: LearnersSpec = ONE_LEARNER,
     **changes: Any,
 ) -> ProgramSource:
     observations, actions = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2)
@@ -113,6 +114,7 @@ def source(
         replay=replay_spec or ReplaySpec(100_000),
         train=TrainSpec(),
         actors=actors or ActorSpec("CartPole-v1", count=4),
+        learners=learners,
     )
     values: dict[str, Any] = {
         "path": TESTS / "programs" / "cartpole.py",
@@ -153,6 +155,9 @@ PROGRAMS = {
     "setting1_sycl_learner": lambda: source(placed("cpu0", "sycl:cpu0")),
     "setting1_sycl_replay": lambda: source(placed("sycl:cpu0", "cpu0", implementation="native")),
     "setting2_sycl": lambda: source(placed("sycl:cpu0", "sycl:cpu0")),
+    "learners": lambda: source(
+        placed("cpu0", "cpu0", implementation="native"), learners=LearnersSpec(4, average_every=32, moments="average")
+    ),
 }
 # Of these programs, only what differs from another one is accepted.
 BASES = {

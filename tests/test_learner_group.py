@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
 import time
 
 import numpy as np
 import pytest
+from averaging_members import raise_error
 from gymnasium import spaces
-from trainers import FallingDQN, TinyDQN
+from trainers import FallingDQN
 
+from pearl.algorithms import DQN
 from pearl.algorithms.trainer import transition_of
 from pearl.backends.cpu.learner import NativeLearner
-from pearl.errors import ConfigurationError, PearlError, ReplayError
+from pearl.errors import CheckpointError, ConfigurationError, PearlError, ReplayError
 from pearl.local_sgd.averaging import Average, AveragingSpec
-from pearl.local_sgd.group import LearnerGroup, LearnerSetup, LocalLearner
+from pearl.local_sgd.group import LearnerGroup
+from pearl.local_sgd.local_learner import LearnerSetup, LocalLearner
 from pearl.local_sgd.parameters import TrainerParameters
+from pearl.local_sgd.state_files import read_state, write_state
 from pearl.replay.schedules import Linear
 from pearl.spec import ReplaySpec
 
 LONGEST_S = 60.0
 SPACES = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2)
-TRANSITION = transition_of(TinyDQN, *SPACES, {})
+TRANSITION = transition_of(DQN, *SPACES, {})
 
 
 def setup_of(learners=2, average_every=4, **options):
     defaults = {"replay": ReplaySpec(1000), "batch_size": 16, "replay_ratio": 2.0, "learning_starts": 40}
     return LearnerSetup(
         AveragingSpec(learners, average_every),
-        functools.partial(TinyDQN, *SPACES, seed=0),
+        functools.partial(DQN, *SPACES, seed=0, hidden_sizes=(16,)),  # which needs no torch
         NativeLearner,
         **{"transition": TRANSITION, **defaults, **options},
     )
@@ -85,8 +91,9 @@ class Alone:
 
 def local_learner(setup, facts):
     averager = Alone(facts)
-    averager.first = np.empty(TrainerParameters(setup.make_trainer()).layout.count, np.float32)
-    TrainerParameters(setup.make_trainer()).read(averager.first)
+    parameters = TrainerParameters(setup.make_trainer(), setup.moments)
+    averager.first = np.empty(parameters.layout.count, np.float32)
+    parameters.read(averager.first)
     return LocalLearner(setup, 0, lambda layout: averager), averager
 
 
@@ -95,10 +102,10 @@ def test_a_learner_trains_as_often_as_the_ratio_allows_and_averages_every_h_step
     local.insert(transitions(19), 19, 0.5)
     assert not local.may_train
     local.insert(transitions(41), 41, 0.5)  # 40 more than its part of learning_starts: 80 samples, of 8 a batch
-    averaged = []
+    averages = 0
     while local.may_train:
-        averaged.append(local.train())
-    assert averaged == [False, False, False, True] * 2 + [False, False]
+        averages += local.train()
+    assert averages == 2
     assert (local.progress.steps, local.progress.inserted, local.progress.version) == (10, 60, 2)
     local.finish()
     assert len(averager.asked) == 3
@@ -116,6 +123,9 @@ def test_weights_say_how_the_bank_compares_with_those_of_the_others():
             weights.append(importance)
             return super().step(batch, importance)
 
+        def fused_loop(self, *_):
+            return None
+
     setup = setup_of(average_every=1, replay=ReplaySpec(1000, alpha=0.0), replay_ratio=1000.0)
     setup = LearnerSetup(**{**vars(setup), "make_learner": Watching})
     local, averager = local_learner(setup, [[0, 0], [300, 1]])
@@ -125,6 +135,34 @@ def test_weights_say_how_the_bank_compares_with_those_of_the_others():
     local.train()
     np.testing.assert_array_equal(weights[0], 1.0)  # nothing is known of the others yet
     np.testing.assert_allclose(weights[1], 2 * 100 / 400)
+
+
+class StepByStep(NativeLearner):
+    """Without the loop in C++."""
+
+    def fused_loop(self, *_):
+        return None
+
+
+@pytest.mark.parametrize("moments", ["keep", "average", "reset"])
+@pytest.mark.parametrize(
+    "replay", [ReplaySpec(400), ReplaySpec(400, mode="uniform"), ReplaySpec(400, stratified=False, alpha=1.0)]
+)
+def test_the_loop_in_cpp_trains_as_single_steps_do(replay, moments):
+    """Other banks are heavier and lighter, and one is empty: the weights of batches differ from those of one bank."""
+    found = []
+    for make_learner in (NativeLearner, StepByStep):
+        changes = {"make_learner": make_learner, "moments": moments}
+        setup = LearnerSetup(**{**vars(setup_of(learners=4, replay=replay)), **changes})
+        local, averager = local_learner(setup, [[0, 0], [250.0, 0.01], [3.0, 2.0], [0.0, 0.0]])
+        local.insert(transitions(60), 60, 0.7)
+        while local.may_train:
+            local.train()
+        found.append(averager.asked)
+    assert len(found[0]) == 6
+    for (parameters, facts), (of_steps, facts_of_steps) in zip(*found, strict=True):
+        np.testing.assert_allclose(parameters, of_steps, rtol=1e-6, atol=1e-7)
+        np.testing.assert_allclose(facts, facts_of_steps, rtol=1e-6)
 
 
 def test_schedules_follow_the_progress_of_the_run():
@@ -188,8 +226,101 @@ def test_a_killed_learner_is_replaced_and_the_others_go_on(caplog):
     assert [m for m in caplog.messages if m.startswith("learner-1 died (signal SIGKILL) and is replaced")]
 
 
-def raise_error(trainer):
-    raise RuntimeError("no learner here")
+def send_to(group, rank, rows, seed=0):
+    """Send transitions to one Learner alone."""
+    queue, columns = group.queues[rank], transitions(rows, seed)
+    message = queue.reserve(LONGEST_S)
+    for name, column in columns.items():
+        message[name][:rows] = column
+    message["beta"][0], message["progress"][0] = 0.5, 0.0
+    queue.publish(rows)
+
+
+def test_states_are_saved_while_one_learner_waits_for_another_and_loaded_again(tmp_path):
+    setup = setup_of()
+    with LearnerGroup(setup, setup.make_trainer(), message_rows=64, states=tmp_path / "states") as group:
+        group.wait_until_ready()
+        for rank in range(2):
+            send_to(group, rank, 60, rank)
+        until(lambda: group.server.version >= 2)  # both take part
+        send_to(group, 0, 64, 2)  # for sixteen steps: it trains four, and then waits for the other, which has no data
+        folder = group.save()
+        first = [read_state(folder / str(rank)) for rank in range(2)]
+        assert [scalars["storage/inserted"] for _, scalars in first] == [124, 60]
+        np.testing.assert_array_equal(first[0][0]["storage/obs"][60:], transitions(64, 2)["obs"])
+        send_to(group, 1, 64, 3)
+        version = group.server.version
+        until(lambda: group.server.version >= version + 2)
+    copied = [({name: np.array(array) for name, array in arrays.items()}, scalars) for arrays, scalars in first]
+    for rank, (arrays, scalars) in enumerate(copied):
+        write_state(tmp_path / "initial" / str(rank), arrays, scalars)
+
+    again = LearnerGroup(
+        setup, setup.make_trainer(), message_rows=64, states=tmp_path / "states", initial=tmp_path / "initial"
+    )
+    with again as group:
+        group.wait_until_ready()
+        until(lambda: group.server.version >= 1)  # what Learner 0 had not trained is due
+        assert group.total_progress[0].inserted == 0, "what the process itself did"
+        group.stop(at_once=True, saves=True)
+        for rank, (arrays, scalars) in enumerate(copied):
+            found, counts = read_state(tmp_path / "states" / str(rank))
+            for name in ("storage/obs", "storage/action", "replay/generations"):
+                np.testing.assert_array_equal(found[name], arrays[name])
+            assert counts["inserted"] == scalars["inserted"]
+            assert counts["steps"] >= scalars["steps"]
+        assert counts["steps"] == scalars["steps"], "the other had trained all"
+
+
+def test_a_learner_that_hangs_is_killed_and_replaced(caplog):
+    setup = setup_of()
+    with LearnerGroup(setup, setup.make_trainer(), message_rows=64) as group:
+        group.wait_until_ready()
+        os.kill(group.pids[0], signal.SIGSTOP)
+        group._patience_s = 5.0
+
+        def is_replaced():
+            group.check()
+            return group.restarts == 1
+
+        until(is_replaced)
+        group._patience_s = 300.0  # a new process takes its time
+        until(lambda: group._running[0].report.is_ready)
+    assert [m for m in caplog.messages if m.startswith("learner-0 died (it hung for 5 s) and is replaced")]
+
+
+def test_each_learner_draws_noise_with_a_seed_of_its_own():
+    made = []
+
+    def keep(trainer):
+        made.append(trainer)
+        return NativeLearner(trainer)
+
+    setup = LearnerSetup(**{**vars(setup_of()), "make_learner": keep})
+    for rank in range(2):
+        first = np.zeros(TrainerParameters(setup.make_trainer()).layout.count, np.float32)
+        averager = Alone([[0, 0], [0, 0]])
+        averager.first = first
+        LocalLearner(setup, rank, lambda layout: averager)  # noqa: B023
+    assert made[0].seed != made[1].seed
+    assert [trainer.seed for trainer in made] == [setup.trainer_seed(rank) for rank in range(2)]
+
+
+def test_damaged_states_are_refused(tmp_path):
+    setup = setup_of()
+    local, _ = local_learner(setup, [[0, 0], [1, 1]])
+    local.insert(transitions(30), 30, 0.5)
+    arrays, scalars = local.state()
+    assert read_state(tmp_path / "nothing") is None
+    write_state(tmp_path / "outside", arrays, scalars)
+    (tmp_path / "outside" / "scalars.json").write_text('{"arrays": ["../secret"], "scalars": {}}')
+    with pytest.raises(CheckpointError, match="names something that no Learner has"):
+        read_state(tmp_path / "outside")
+    network = next(name for name in arrays if name.startswith("trainer/"))
+    arrays[network] = np.zeros(8, np.uint8)
+    write_state(tmp_path / "damaged", arrays, scalars)
+    with pytest.raises(CheckpointError, match="networks and optimizers of a Learner cannot be loaded"):
+        LocalLearner(setup, 0, lambda layout: Alone([[0, 0], [1, 1]]), tmp_path / "damaged")
 
 
 def test_learners_that_die_too_often_end_the_run_with_their_error():

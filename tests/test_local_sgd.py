@@ -148,7 +148,7 @@ def test_parameters_that_float32_cannot_hold_are_refused():
 
 def test_wrong_arguments_are_refused():
     trainer = trainer_of(TinyDQN)
-    with pytest.raises(ConfigurationError, match="moments must be 'keep', 'average', 'reset'; found 'mix'"):
+    with pytest.raises(ConfigurationError, match="moments must be one of 'keep', 'average', 'reset'; found 'mix'"):
         TrainerParameters(trainer, "mix")
     with pytest.raises(TrainerError, match=r"float32 of shape \(\d+,\); found float64 \(3,\)"):
         TrainerParameters(trainer).write(np.zeros(3))

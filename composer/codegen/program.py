@@ -48,6 +48,7 @@ _IMPORTABLE: dict[str, set[str]] = {
         *(
             "HostIteration",
             "LearnerWorker",
+            "LearnersSession",
             "PowerPlan",
             "PoweredDevice",
             "Program",
@@ -61,7 +62,7 @@ _IMPORTABLE: dict[str, set[str]] = {
         ),
         *("WeightSyncQueue", "import_class", "import_object", "parse_options", "run_program"),
     },
-    "pearl.spec": {"ActorSpec", "ReplaySpec", "RolloutSpec", "TrainSpec"},
+    "pearl.spec": {"ActorSpec", "LearnersSpec", "ReplaySpec", "RolloutSpec", "TrainSpec"},
 }
 
 logger = logging.getLogger("pearl.composer")
@@ -151,7 +152,7 @@ def check_written(problem: TrainingProblem, options: Mapping[str, object]) -> No
 def taken_names() -> set[str]:
     """Names of the program's own lines, and of primitives: a trainer class must not have one of them."""
     return {
-        *("PROGRAM", "ACTORS", "REPLAY", "ROLLOUT", "TRAIN", "SETTINGS", "begin_program", "main"),
+        *("PROGRAM", "ACTORS", "REPLAY", "LEARNERS", "ROLLOUT", "TRAIN", "SETTINGS", "begin_program", "main"),
         *set[str]().union(*_IMPORTABLE.values()),
         *dir(builtins),
         *(implementation.name for implementation in learners().values()),
@@ -311,7 +312,17 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
     }
     made = [(made.module, made.name) for made in (implementation, replay_factory, storage_factory) if made is not None]
     made += installed(source, trainer)
-    return rendered("program.py.j2", {**values, "source": source, "problem": problem}, made)
+    template = "program.py.j2"
+    if (several := problem.learners.count) > 1:
+        template = "learners.py.j2"
+        values |= {
+            "processes": problem.actors.count + several,
+            "session_class": "LearnersSession",
+            "data_argument": "replay=REPLAY,\n        learners=LEARNERS",
+            "composer_inputs": {},  # --recompose is for programs of one Learner
+        }
+        made = [(implementation.module, implementation.name), *installed(source, trainer)]
+    return rendered(template, {**values, "source": source, "problem": problem}, made)
 
 
 def rendered(template: str, values: Mapping[str, object], primitives_and_trainer: Iterable[tuple[str, str]]) -> str:
@@ -446,6 +457,8 @@ def _placement_note(source: ProgramSource, setting: int, on: tuple[Device, Devic
         if setting == 2
         else "the Replay Manager and the Learner talk through the host"
     )
+    if source.problem.learners.count > 1:
+        how = "each Learner has a bank of the replay in its process"
     lines = [
         f"Placement for {placement.metric} (setting {setting}: {how}):",
         f"    Replay Manager  {replay.device} ({replay.backend}), fanout {replay.fanout}"
@@ -453,6 +466,7 @@ def _placement_note(source: ProgramSource, setting: int, on: tuple[Device, Devic
         f"    Learner         {learner.device} ({learner.backend}), {learner.implementation}, "
         f"{learner.threads} thread(s), {learner.sub_batches} sub-batch(es)"
         + (", prefetching" if learner.prefetch else ""),
+        *_learners_note(source),
         f"    Data Storage    {placement.storage}",
         f"    Actors          {placement.host}, {placement.actor_count} x {placement.envs_per_actor} environments",
         f"Predicted: {placement.eps_text} experiences trained per second,",
@@ -460,6 +474,18 @@ def _placement_note(source: ProgramSource, setting: int, on: tuple[Device, Devic
     ]
     lines += sorted({note for device in on if (note := backend_of(device).note(device))})
     return "\n".join(map(documented, lines))
+
+
+def _learners_note(source: ProgramSource) -> list[str]:
+    """A line on several Learners; none for one."""
+    spec = source.problem.learners
+    if spec.count == 1:
+        return []
+    share = source.problem.train.batch_size // spec.count
+    return [
+        f"    Learners        {spec.count}, each with a bank of the replay and batches of {share}; averaged every "
+        f"{spec.average_every} steps"
+    ]
 
 
 def _environment() -> jinja2.Environment:

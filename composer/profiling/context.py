@@ -365,7 +365,8 @@ class ProfilingContext(MeasuringContext[Problem]):
         train = self.problem.train
         # Of each transition collected, replay_ratio samples are trained.
         free = math.isinf(train.replay_ratio)
-        collect_us = math.inf if free else self.collection_us * train.batch_size / train.replay_ratio
+        learners = self.problem.learners.count  # each trains on a batch of this problem in an iteration
+        collect_us = math.inf if free else self.collection_us * learners * train.batch_size / train.replay_ratio
         on_host = self.platform.shared_silicon(device.name, self.platform.host.name)
         actors = self.problem.actors.count if on_host else 0
-        return CoreSharing(device.cores or 1, actors, collect_us)
+        return CoreSharing(device.cores or 1, actors, collect_us, learners)

@@ -37,6 +37,7 @@ _SOURCES = {
         *("actors/*.py", "algorithms/*.py", "exploration.py", "replay/*.py", "backends/**/*.py"),
         *("ipc/*.py", "runtime/*.py"),
     ),
+    "averaging": ("local_sgd/*.py", "ipc/*.py"),
     "pair": ("replay/*.py", "backends/**/*.py", "ipc/*.py", "runtime/queues.py", "runtime/workers.py"),
 }
 

@@ -74,6 +74,8 @@ def _may_prefetch(context: ProfilingContext, device: Device, learner: LearnerCel
     arguments = learners()[learner.implementation].arguments
     if backend_of(device).host_cores != "threads" or "prefetch" not in arguments:
         return False
+    if context.problem.learners.count > 1:
+        return False
     sharing = context.sharing_on(device)
     if context.problem.replay.shares or not sharing.has_idle_core(learner.threads):
         return False

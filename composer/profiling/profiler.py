@@ -21,6 +21,7 @@ from composer.matrix import (
     UnsupportedLearner,
 )
 from composer.platform import usable
+from composer.profiling.averaging import average_us
 from composer.profiling.context import ProfilingContext
 from composer.profiling.learner_column import learner_cell
 from composer.profiling.messages import messages_us
@@ -59,6 +60,11 @@ class Profiler(ProfilingContext):
     def messages_us(self) -> float:
         """Microseconds of the host's messages per iteration of setting 1; 0 where only the host is usable."""
         return messages_us(self)
+
+    @functools.cached_property
+    def average_us(self) -> float:
+        """Microseconds of an average between several Learners; 0 for one."""
+        return average_us(self)
 
     @property
     def sharing(self) -> CoreSharing | None:

@@ -23,6 +23,8 @@ def replay_cell(context: ProfilingContext, device: Device) -> ReplayCell | Missi
     cells = []
     # The paper's W: the threads that Actors and Learner leave.
     most = max(1, (device.cores or 1) - context.problem.actors.count)
+    if context.problem.learners.count > 1:  # whose own thread does the work of its bank
+        most = 1
     counts = backend_of(device).replay_workers(device, context.problem.train.batch_size, most)
     for fanout, workers in itertools.product(context.fanouts(), counts):
         context.begin(f"{device.name}: Replay Manager, fanout {fanout}, {workers} thread(s)")

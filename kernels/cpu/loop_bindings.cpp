@@ -60,6 +60,17 @@ void bind_loop(py::module_& m) {
              const Released released;
              for (;;) held.loop.run_once(std::numeric_limits<double>::infinity());
            })
+      .def(
+          "set_banks",
+          [](HeldLoop& held, const Array<double>& others) {
+            if (others.ndim() != 2 || others.shape(1) != 2)
+              throw pearl::ReplayError("Each of the other banks has two numbers, its mass and its least.");
+            std::vector<pearl::SampledMass> banks;
+            for (py::ssize_t i = 0; i < others.shape(0); ++i) banks.push_back({others.at(i, 0), others.at(i, 1)});
+            held.loop.set_banks(std::move(banks));
+          },
+          py::arg("others"))
+      .def("take_least", [](HeldLoop& held) { return held.loop.take_least(); })
       .def("last_batch",
            [](const HeldLoop& held) {
              const pearl::learner::Batch& batch = held.loop.batch();

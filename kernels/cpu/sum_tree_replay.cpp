@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <sstream>
@@ -475,6 +476,7 @@ void SumTreeReplay::draw(std::size_t count, double beta, std::int64_t* indices, 
   const std::int64_t beta_q28 = exponent_q28(beta);
   std::uint32_t least = ~0u;
   for (const Drawn& part : drawn_) least = std::min(least, part.smallest);
+  smallest_ = least;
   workers_.run(parts, [&](std::size_t part) {
     const std::size_t first = edge(part);
     const std::size_t end = edge(part + 1);
@@ -505,15 +507,19 @@ void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices
   if (sampleable() == 0)
     throw ReplayError("All " + std::to_string(filled_) + " items were sampled " + std::to_string(limit_) +
                       " times: insert before sampling again.");
-  if (selection_ == Selection::kPrioritized && !limited_ && tree_->total() > 0) {
+  const bool by_priority = selection_ == Selection::kPrioritized && tree_->total() > 0;
+  sampled_mass_ = {};
+  if (by_priority) sampled_mass_.mass = std::ldexp(static_cast<double>(tree_->total()), -scale_);
+  if (!prioritized_) sampled_mass_ = {static_cast<double>(filled_), 1.0};
+  if (by_priority && !limited_) {
     draw(count, beta, indices, weights, generations);
   } else {
-    const bool by_priority = selection_ == Selection::kPrioritized && tree_->total() > 0;
     select(count, indices);
     last_ = {};
     if (by_priority && weights != nullptr) {
       const ReplayKernels& kernels = replay_kernels();
-      kernels.weights(values_.data(), count, kernels.smallest(values_.data(), count), exponent_q28(beta), weights);
+      smallest_ = kernels.smallest(values_.data(), count);
+      kernels.weights(values_.data(), count, smallest_, exponent_q28(beta), weights);
       add_weights(weights, count, last_);
     } else {
       last_.weights = std::uint64_t{count} << 24;
@@ -523,6 +529,7 @@ void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices
     if (generations != nullptr || limit_ != 0) tally(indices, generations, count, last_);
     times_sum_ += last_.counted;
   }
+  if (by_priority && weights != nullptr) sampled_mass_.least = std::ldexp(static_cast<double>(smallest_), -scale_);
   ++call_;
   counters_.samples += count;
 }

@@ -1,6 +1,8 @@
 #include "pearl/training_loop.hpp"
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <exception>
 #include <utility>
 
@@ -49,6 +51,12 @@ void TrainingLoop::draw(Drawn& drawn, double beta, Stopwatch& watch) {
   watch.begin();  // waiting for the host's insertion is no part of sampling
   try {
     replay_.sample(drawn.batch.rows, beta, drawn.indices.data(), drawn.weights.data(), drawn.generations.data());
+    if (banked_) {
+      const SampledMass own = replay_.sampled_mass();
+      const double factor = bank_factor(own, beta);
+      for (float& weight : drawn.weights) weight = static_cast<float>(weight * factor);
+      least_ = std::min(least_, own.least);
+    }
     watch.lap(&Seconds::sample);
     storage_.gather(drawn.indices.data(), drawn.batch.rows, storage_.capacity(), drawn.targets);
     watch.lap(&Seconds::gather);
@@ -57,6 +65,17 @@ void TrainingLoop::draw(Drawn& drawn, double beta, Stopwatch& watch) {
     throw;
   }
   window_.leave_sampling();
+}
+
+double TrainingLoop::bank_factor(const SampledMass& own, double beta) const {
+  double total = own.mass;
+  double smallest = own.mass > 0.0 ? own.least : std::numeric_limits<double>::infinity();
+  for (const SampledMass& other : others_) {
+    total += other.mass;
+    if (other.mass > 0.0) smallest = std::min(smallest, other.least);
+  }
+  if (own.mass <= 0.0) return total > 0.0 ? 0.0 : 1.0;
+  return std::pow(smallest / own.least, beta) * (static_cast<double>(others_.size() + 1) * own.mass / total);
 }
 
 void TrainingLoop::update(const Drawn& drawn) {

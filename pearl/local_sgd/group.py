@@ -6,254 +6,39 @@ batches of B / L as often as the replay ratio allows for its own transitions: ov
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-import math
+import shutil
 import time
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 
 from pearl.actors.child_process import ChildProcess, DeathCount
 from pearl.actors.report import Report
-from pearl.algorithms.trainer import Trainer
-from pearl.backends.replay_managers import bank_seed, bank_spec, make_replay_manager
-from pearl.errors import ConfigurationError, PearlError, QueueClosedError
-from pearl.ipc.queues import ColumnQueue
-from pearl.learner.protocol import Learner
-from pearl.local_sgd.averaging import Average, Averager, AveragingSpec
-from pearl.local_sgd.parameters import Moments, ParameterLayout, TrainerParameters
-from pearl.local_sgd.shared_memory import AveragingServer, Link, SharedMemoryAverager
-from pearl.replay.banked import BankBatch, sample_bank, share_of_batch, weight_factors
-from pearl.replay.storage import DataStorage
-from pearl.spec import FieldSpec, ReplaySpec, TransitionSpec
+from pearl.errors import CheckpointError, CheckpointWriteError, ConfigurationError, PearlError
+from pearl.ipc.queues import Bell, ColumnQueue
+from pearl.local_sgd.averaging import Average
+from pearl.local_sgd.local_learner import (
+    BETA,
+    PROGRESS,
+    Commands,
+    LearnerProgress,
+    LearnerSetup,
+    ProcessSetup,
+    run_learner,
+)
+from pearl.local_sgd.parameters import TrainerParameters
+from pearl.local_sgd.shared_memory import AveragingServer
+from pearl.spec import FieldSpec
 
 logger = logging.getLogger("pearl.local_sgd")
 
-_BETA, _PROGRESS = "beta", "progress"  # fields of each message, after the columns of the transitions
-_STAGES = 1000  # of a schedule over the run
 _WAIT_S = 0.02
-_MESSAGES = 8  # that wait for a Learner
-_MASS, _LEAST = range(2)  # the facts that Learners tell each other
-
-
-@dataclass(frozen=True)
-class LearnerSetup:
-    """What every Learner's process is given; the same values for all.
-
-    `make_trainer` and `make_learner` are functions or classes of a module, or `functools.partial` of one: processes
-    import them. `replay` and `batch_size` are those of all banks together, as are `replay_ratio` (samples trained per
-    transition) and `learning_starts` (transitions). `moments` is explained at `TrainerParameters`.
-
-    Raises ConfigurationError or ReplayError if replay or batch cannot be divided among the Learners, or the replay has
-    options that banks do not have.
-    """
-
-    spec: AveragingSpec
-    make_trainer: Callable[[], Any]
-    make_learner: Callable[[Any], Learner]
-    transition: TransitionSpec
-    replay: ReplaySpec
-    batch_size: int
-    replay_ratio: float = 8.0
-    learning_starts: int = 1000
-    moments: Moments = "keep"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        share_of_batch(self.batch_size, self.spec.learners)
-        bank_spec(self.replay, self.spec.learners)
-        if callable(self.replay.alpha):
-            raise ConfigurationError(
-                "alpha of Learners' banks must be a number; found a schedule, which no Learner follows. Give a number."
-            )
-        if self.replay.shares or self.replay.storage != "ram":
-            raise ConfigurationError(
-                "Learners keep their banks whole in their own memory: leave out share_next_obs, share_frames and "
-                f"storage; found share_next_obs={self.replay.share_next_obs}, "
-                f"share_frames={self.replay.share_frames} and storage={self.replay.storage!r}."
-            )
-        if self.transition.priority is not None:
-            raise ConfigurationError(
-                "Learners' banks give new transitions their first priorities; found a transition whose Actors do. "
-                "Use one Learner, or an algorithm without first priorities."
-            )
-        if not self.replay_ratio > 0:
-            raise ConfigurationError(f"replay_ratio must be a number above 0, or inf; found {self.replay_ratio!r}.")
-
-    @property
-    def share(self) -> int:
-        """Rows of one Learner's batch."""
-        return share_of_batch(self.batch_size, self.spec.learners)
-
-    @property
-    def first_rows(self) -> int:
-        """Transitions that a Learner has before it trains."""
-        return max(1, math.ceil(self.learning_starts / self.spec.learners))
-
-
-@dataclass(frozen=True)
-class LearnerProgress:
-    """What one Learner's process has done since it began: its counts at its last average."""
-
-    steps: int = 0
-    inserted: int = 0
-    version: int = 0
-    td_error: float = math.nan
-
-
-class LocalLearner:
-    """One Learner with its bank: what runs in its process."""
-
-    def __init__(self, setup: LearnerSetup, rank: int, make_averager: Callable[[ParameterLayout], Averager]) -> None:
-        self._setup = setup
-        self._trainer = trainer = setup.make_trainer()
-        self._stage = -1
-        self._learner = setup.make_learner(trainer)
-        self._learner.prepare()
-        self._parameters = TrainerParameters(trainer, setup.moments)
-        self._averager = make_averager(self._parameters.layout)
-        self._vector = np.empty(self._parameters.layout.count, np.float32)
-        spec = bank_spec(setup.replay, setup.spec.learners)
-        self._bank = make_replay_manager(spec, seed=bank_seed(setup.seed, rank))
-        self._storage = DataStorage(setup.transition, spec.capacity)
-        self._names = tuple(field.name for field in setup.transition.fields)
-        self._rank, self._beta = rank, setup.replay.first_beta
-        self._others: list[BankBatch] = []
-        self._least = math.inf
-        self._joined = False
-        self._steps = self._inserted = self._version = 0
-        self._td_error = math.nan
-
-    @property
-    def progress(self) -> LearnerProgress:
-        """Counts up to now."""
-        return LearnerProgress(self._steps, self._inserted, self._version, self._td_error)
-
-    def beat(self) -> None:
-        """Give a sign of life."""
-        self._averager.beat()
-
-    def insert(self, columns: Mapping[str, np.ndarray], rows: int, beta: float, progress: float = 0.0) -> None:
-        """Put `rows` transitions into the bank; `beta`, and schedules at `progress` of the run, hold from now on."""
-        slots = self._storage.insert({name: columns[name] for name in self._names}, rows)
-        self._bank.insert(slots)
-        self._inserted, self._beta = self._inserted + rows, beta
-        stage = int(_STAGES * progress)
-        if stage != self._stage and isinstance(self._trainer, Trainer) and self._trainer.has_schedules:
-            self._stage = stage
-            self._trainer.set_progress(stage / _STAGES)
-
-    @property
-    def may_train(self) -> bool:
-        """Whether the replay ratio allows another batch."""
-        return self._batches_due >= 1
-
-    @property
-    def wants_data(self) -> bool:
-        """Whether to take transitions: not while those that are here allow more than H steps."""
-        return math.isinf(self._setup.replay_ratio) or self._batches_due <= self._setup.spec.average_every
-
-    @property
-    def _batches_due(self) -> float:
-        """Batches that the replay ratio allows, less those that were trained."""
-        since = self._inserted - self._setup.first_rows
-        if since < 0:
-            return 0.0
-        if math.isinf(self._setup.replay_ratio):
-            return math.inf
-        return self._setup.replay_ratio * since / self._setup.share - self._steps
-
-    def train(self) -> bool:
-        """Make a gradient step; after every H, average, and return True."""
-        if not self._joined:
-            self._joined = True
-            self._load(self._averager.join())
-        drawn, batch = sample_bank(self._bank, self._setup.share, self._beta)
-        self._least = min(self._least, batch.least)
-        factor = weight_factors([batch, *self._others], self._beta)[0]
-        result = self._learner.step(self._storage.gather(drawn.indices), (drawn.weights * factor).astype(np.float32))
-        self._bank.update(drawn.indices, result.priorities, drawn.generations)
-        self._steps, self._td_error = self._steps + 1, result.td_error
-        if self._steps % self._setup.spec.average_every:
-            return False
-        self._average()
-        return True
-
-    def finish(self) -> None:
-        """Average what was trained since the last average, and take part no longer."""
-        if self._joined:
-            if self._steps % self._setup.spec.average_every:
-                self._average()
-            self._averager.leave()
-
-    def _average(self) -> None:
-        self._parameters.read(self._vector)
-        facts = np.array([self._mass(), self._least if math.isfinite(self._least) else 0.0])
-        self._least = math.inf
-        self._load(self._averager.average(self._vector, facts))
-
-    def _mass(self) -> float:
-        """The sum of the bank's priorities, as `sample_bank` gives it."""
-        total = float(self._bank.total)
-        return total if self._bank.mode == "uniform" else math.ldexp(total, -self._bank.scale)
-
-    def _load(self, average: Average) -> None:
-        self._parameters.write(average.parameters)
-        self._version = average.version
-        self._others = [
-            BankBatch(float(facts[_MASS]) if facts[_LEAST] > 0 else 0.0, float(facts[_LEAST]))
-            for rank, (facts, is_member) in enumerate(zip(average.facts, average.members, strict=True))
-            if is_member and rank != self._rank
-        ]
-
-
-def run_learner(setup: LearnerSetup, rank: int, link: Link, transitions: ColumnQueue, report: Report) -> None:
-    """Main function of a Learner's process: until its queue of transitions closes, or the averaging ends."""
-    try:
-        local = LocalLearner(setup, rank, lambda layout: SharedMemoryAverager(link, layout))
-        is_open = True
-
-        def take(timeout_s: float = 0.0) -> bool:
-            nonlocal is_open
-            if not is_open:
-                return False
-            try:
-                message = transitions.peek(timeout_s)
-            except QueueClosedError:
-                is_open = False
-                return False
-            if message is None:
-                return False
-            columns, rows = message
-            local.insert(columns, rows, float(columns[_BETA][0]), float(columns[_PROGRESS][0]))
-            transitions.release()
-            return True
-
-        def tell() -> None:
-            report.deliver([float(value) for value in dataclasses.astuple(local.progress)])
-
-        report.ready()
-        try:
-            while is_open or local.may_train:
-                local.beat()
-                report.beat()
-                while local.wants_data and take():
-                    pass
-                if not local.may_train:
-                    take(_WAIT_S)
-                elif local.train():
-                    tell()
-            local.finish()
-        except QueueClosedError:  # of the averages: the host ends without waiting
-            pass
-        tell()
-    except BaseException:
-        report.fail(traceback.format_exc(limit=-8))
-        raise SystemExit(1) from None
+_MESSAGES = 8  # that wait for a Learner, by default
 
 
 @dataclass
@@ -261,6 +46,20 @@ class _Running:
     process: ChildProcess
     transitions: ColumnQueue
     report: Report
+    commands: Commands
+    beats: int = -1
+    heard_at: float = 0.0
+
+    def silent_s(self, now: float) -> float:
+        """Seconds since the last sign of life that was seen; ask often."""
+        if (beats := self.report.beats) != self.beats:
+            self.beats, self.heard_at = beats, now
+        return now - self.heard_at
+
+    @property
+    def progress(self) -> LearnerProgress:
+        """What the process has done."""
+        return LearnerProgress.of(self.report)
 
 
 class LearnerGroup:
@@ -270,7 +69,10 @@ class LearnerGroup:
     `load_newest` brings averages back into it. `message_rows` are the most rows of one insertion.
 
     A Learner that dies is named, and replaced by one that begins from the last average with an empty bank; PearlError
-    if `most_deaths` die within `window_s`. One thread calls all methods.
+    if `most_deaths` die within `window_s`. One that gives no sign of life for `patience_s` is killed. `messages` are
+    how many insertions may wait for a Learner. `bell` rings when a Learner has room for another, or has averaged.
+    `states` is the folder for `save`; Learners that are started first begin with the states `initial` by rank, which
+    `save` wrote. One thread calls all methods.
     """
 
     def __init__(
@@ -279,40 +81,58 @@ class LearnerGroup:
         trainer: object,
         *,
         message_rows: int = 256,
+        messages: int = _MESSAGES,
+        bell: Bell | None = None,
+        states: Path | None = None,
+        initial: Path | None = None,
         most_deaths: int = 3,
         window_s: float = 60.0,
+        patience_s: float = 300.0,
     ) -> None:
         slots = setup.replay.capacity // setup.spec.learners
         if not 1 <= message_rows <= slots:
             raise ConfigurationError(
                 f"message_rows must lie in [1, {slots}], the slots of one bank; found {message_rows}."
             )
-        self.setup, self._message_rows = setup, message_rows
+        self.setup, self._message_rows, self._messages = setup, message_rows, messages
+        self.bell = Bell() if bell is None else bell
+        self._states, self._initial = states, initial
         self._parameters = TrainerParameters(trainer, setup.moments)
         vector = np.empty(self._parameters.layout.count, np.float32)
         self._parameters.read(vector)
         self.server = AveragingServer(setup.spec, self._parameters.layout, vector, facts=2)
-        self._most_deaths, self._window_s = most_deaths, window_s
+        self._most_deaths, self._window_s, self._patience_s = most_deaths, window_s, patience_s
         self._deaths = DeathCount(window_s)
         self.restarts = 0
         self._next = 0  # the Learner that gets the next transition
         self._version = 0
         self._running: list[_Running] = []
+        self._before = [LearnerProgress()] * setup.spec.learners  # of processes that were replaced
+        self._saves = 0
 
     def __enter__(self) -> LearnerGroup:
-        self._running = [self._start(rank) for rank in range(self.setup.spec.learners)]
-        self.server.launch()
+        self.launch()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def _start(self, rank: int) -> _Running:
+    def launch(self) -> None:
+        """Start the processes and the averaging."""
+        self._running = [self._start(rank, self._initial) for rank in range(self.setup.spec.learners)]
+        self.server.launch()
+
+    def _start(self, rank: int, initial: Path | None = None) -> _Running:
         fields = [FieldSpec(f.name, (self._message_rows, *f.shape), f.dtype) for f in self.setup.transition.fields]
-        queue = ColumnQueue([*fields, *(FieldSpec(name, (1,), "float64") for name in (_BETA, _PROGRESS))], _MESSAGES)
-        report = Report(len(dataclasses.fields(LearnerProgress)))
-        arguments = (self.setup, rank, self.server.link(rank), queue, report)
-        return _Running(ChildProcess(run_learner, arguments, f"learner-{rank}"), queue, report)
+        numbers = (FieldSpec(name, (1,), "float64") for name in (BETA, PROGRESS))
+        queue = ColumnQueue([*fields, *numbers], self._messages)
+        report, commands = Report(len(dataclasses.fields(LearnerProgress))), Commands()
+        initial = None if initial is None else initial / str(rank)
+        link = self.server.link(rank)
+        shared = ProcessSetup(rank, link, queue, report, commands, self.bell, self._states, initial)
+        process = ChildProcess(run_learner, (self.setup, shared), f"learner-{rank}")
+        logger.info("%s is process %d.", process.name, process.pid)
+        return _Running(process, queue, report, commands)
 
     @property
     def pids(self) -> list[int]:
@@ -322,16 +142,40 @@ class LearnerGroup:
     @property
     def progress(self) -> list[LearnerProgress]:
         """What each Learner's present process has done, by rank."""
-        return [_progress_of(running.report) for running in self._running]
+        return [running.progress for running in self._running]
 
-    def wait_until_ready(self, timeout_s: float = 120.0) -> None:
-        """Wait until all Learners are made; PearlError if they are not in time."""
+    @property
+    def total_progress(self) -> list[LearnerProgress]:
+        """The same with what processes did that were replaced: steps, insertions and seconds only ever grow."""
+        return [_added(before, found) for before, found in zip(self._before, self.progress, strict=True)]
+
+    @property
+    def queues(self) -> Sequence[ColumnQueue]:
+        """The queues of transitions, by rank."""
+        return [running.transitions for running in self._running]
+
+    def wait_until_ready(self, timeout_s: float = 300.0) -> None:
+        """Wait until all Learners are made; PearlError if they are not in time.
+
+        Raises CheckpointError if one cannot take its state of `initial`.
+        """
         deadline = time.monotonic() + timeout_s
         while not all(running.report.is_ready for running in self._running):
+            self._check_loading()
             self.check()
             if time.monotonic() > deadline:
                 raise PearlError(f"The Learners' processes were not ready within {timeout_s:g} s.")
             time.sleep(_WAIT_S)
+
+    def _check_loading(self) -> None:
+        if self._initial is None:
+            return
+        for running in self._running:
+            if running.report.failure is not None and not running.report.is_ready:
+                raise CheckpointError(
+                    f"{running.process.name} could not be made with its state of the checkpoint. Resume from another "
+                    f"checkpoint, or start without --resume.\n{running.report.failure.rstrip()}"
+                )
 
     @property
     def wants_data(self) -> bool:
@@ -363,7 +207,7 @@ class LearnerGroup:
                 continue
             for field in self.setup.transition.fields:
                 message[field.name][:count] = columns[field.name][part]
-            message[_BETA][0], message[_PROGRESS][0] = beta, progress
+            message[BETA][0], message[PROGRESS][0] = beta, progress
             self._running[rank].transitions.publish(count)
         self._next = (self._next + rows) % len(messages)
 
@@ -376,12 +220,13 @@ class LearnerGroup:
         return found
 
     def check(self) -> None:
-        """Replace Learners that died; PearlError if that happens too often."""
+        """Replace Learners that died or hang; PearlError if that happens too often."""
         for rank, running in enumerate(self._running):
+            hangs = self._hangs(running)
             if running.process.exit_code is None:
                 continue
             self.server.remove(rank)
-            cause = running.process.cause_of_death
+            cause = f"it hung for {self._patience_s:g} s" if hangs else running.process.cause_of_death
             failure = running.report.failure
             detail = "" if failure is None else "\n" + failure.rstrip()
             deaths = self._deaths.one_more()
@@ -395,21 +240,82 @@ class LearnerGroup:
                 *(running.process.name, cause, self.server.version, detail),
             )
             self.restarts += 1
+            self._before[rank] = _added(self._before[rank], running.progress)
             self._running[rank] = self._start(rank)
 
-    def stop(self, timeout_s: float = 30.0) -> list[LearnerProgress]:
+    def save(self) -> Path:
+        """Have every Learner write its state, with all transitions that it was sent; return the folder.
+
+        The folder of a Learner that died meanwhile is missing, and the Learner is replaced. Nobody averages until all
+        have written. Raises CheckpointWriteError if one of them cannot write.
+        """
+        assert self._states is not None
+        self._begin_saving(self._states)
+        with self._held():
+            for running in self._running:
+                running.commands.save = self._saves
+            self._await_saved()
+        return self._states
+
+    def _begin_saving(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        self._saves += 1
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        for running in self._running:
+            running.commands.is_held = True
+        self.server.hold()
+        try:
+            yield
+        finally:
+            self.server.go_on()
+            for running in self._running:
+                running.commands.is_held = False
+
+    def _await_saved(self) -> None:
+        """Wait until all that live have written the state that they were asked for."""
+        waited_for = list(self._running)
+        while waited_for := [one for one in waited_for if abs(one.progress.saved) != self._saves]:
+            self.check()
+            waited_for = [one for one in waited_for if one.process.exit_code is None]
+            time.sleep(_WAIT_S / 4)
+        for running in self._running:
+            if running.progress.saved == -self._saves:
+                raise CheckpointWriteError(
+                    f"The state of {running.process.name} cannot be written to {self._states}: "
+                    f"{running.report.failure}. Free space, or choose another folder with --run-dir."
+                )
+
+    def _hangs(self, running: _Running) -> bool:
+        """Whether the process was killed now, since it has given no sign of life for too long."""
+        hangs = running.silent_s(time.monotonic()) > self._patience_s and running.process.exit_code is None
+        if hangs:
+            running.process.kill()
+        return hangs
+
+    def stop(self, timeout_s: float = 30.0, *, at_once: bool = False, saves: bool = False) -> list[LearnerProgress]:
         """Let the Learners train on what they were sent, average a last time, and end; return their progress.
 
-        `load_newest` then loads the last average. Learners that do not end within `timeout_s` are killed.
+        `load_newest` then loads the last average. Learners that do not end within `timeout_s` are killed. With
+        `at_once` they train no more, but average what they have; with `saves` they write their states as for `save`,
+        for as long as that takes, if they give signs of life.
         """
+        if saves:
+            assert self._states is not None
+            self._begin_saving(self._states)
         for running in self._running:
+            running.commands.stops = at_once
+            if saves:
+                running.commands.save = self._saves
             running.transitions.close()
         deadline = time.monotonic() + timeout_s
         for rank, running in enumerate(self._running):
-            if not running.process.wait(max(0.0, deadline - time.monotonic())):
-                logger.warning("%s did not stop in %.0f s and is killed.", running.process.name, timeout_s)
-                running.process.kill()
-            elif running.report.failure is not None:
+            while not running.process.wait(_WAIT_S):
+                if self._hangs(running) or (not saves and time.monotonic() > deadline):
+                    logger.warning("%s did not stop in time and is killed.", running.process.name)
+                    running.process.kill()
+            if running.report.failure is not None:
                 logger.warning("%s failed at the end.\n%s", running.process.name, running.report.failure.rstrip())
             self.server.remove(rank)
         progress = self.progress
@@ -424,8 +330,11 @@ class LearnerGroup:
             running.process.kill()
 
 
-def _progress_of(report: Report) -> LearnerProgress:
-    if (found := report.result) is None:
-        return LearnerProgress()
-    steps, inserted, version, td_error = found
-    return LearnerProgress(int(steps), int(inserted), int(version), td_error)
+def _added(before: LearnerProgress, found: LearnerProgress) -> LearnerProgress:
+    """The counts of a process and of those before it; what is no count is that of the present one."""
+    counts = {
+        f.name: getattr(before, f.name) + getattr(found, f.name)
+        for f in dataclasses.fields(LearnerProgress)
+        if f.name in ("steps", "inserted") or f.name.endswith("_s")
+    }
+    return dataclasses.replace(found, **counts)

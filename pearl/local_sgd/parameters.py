@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -15,8 +16,8 @@ from pearl.algorithms.trainer import Trainer, arrays_of
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.lazy_torch import is_imported, is_tensor, torch
 from pearl.runtime.trainer_state import stateful_attributes, uncompiled
+from pearl.spec import MomentsRule
 
-Moments: TypeAlias = Literal["keep", "average", "reset"]
 _WIDEST = 4  # bytes of a float32
 
 
@@ -26,7 +27,7 @@ class ParameterLayout:
 
     entries: tuple[tuple[str, tuple[int, ...]], ...]
 
-    @property
+    @functools.cached_property
     def count(self) -> int:
         """float32 scalars of the vector."""
         return sum(math.prod(shape) for _, shape in self.entries)
@@ -59,12 +60,13 @@ class TrainerParameters:
     Raises TrainerError for parameters wider than float32, and for optimizers whose states "average" does not know.
     """
 
-    def __init__(self, trainer: object, moments: Moments = "keep") -> None:
-        if moments not in get_args(Moments):
+    def __init__(self, trainer: object, moments: MomentsRule = "keep") -> None:
+        if moments not in get_args(MomentsRule):
             raise ConfigurationError(
-                f"moments must be {', '.join(map(repr, get_args(Moments)))}; found {moments!r}: choose one of these."
+                f"moments must be one of {', '.join(map(repr, get_args(MomentsRule)))}; found {moments!r}."
             )
         self._trainer, self._moments = trainer, moments
+        self._in_arrays: tuple[object, list[tuple[str, Any]]] | None = None
         self.layout = ParameterLayout(tuple((name, tuple(value.shape)) for name, value in self._found()))
 
     def read(self, out: np.ndarray) -> None:
@@ -97,10 +99,19 @@ class TrainerParameters:
 
     def _parts(self, vector: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
         offset = 0
-        for (_, shape), (_, value) in zip(self.layout.entries, self._found(), strict=True):
+        for (_, shape), (_, value) in zip(self.layout.entries, self._present(), strict=True):
             count = math.prod(shape)
             yield value, vector[offset : offset + count]
             offset += count
+
+    def _present(self) -> list[tuple[str, Any]]:
+        """The same as `_found`, which is looked up once as long as all of it is in the same arrays."""
+        arrays = arrays_of(self._trainer)
+        if arrays is None or self._moments == "average":
+            return self._found()
+        if self._in_arrays is None or self._in_arrays[0] is not arrays:
+            self._in_arrays = arrays, self._found()
+        return self._in_arrays[1]
 
     def _found(self) -> list[tuple[str, Any]]:
         """Everything averaged, where it lies now: torch may have come to the arrays, or replaced tensors."""

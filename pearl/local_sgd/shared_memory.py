@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -106,11 +107,14 @@ class Link:
 
 
 class SharedMemoryAverager:
-    """A Learner's side; see `Averager`. Raises TrainerError if the Learner's `layout` is not that of the server."""
+    """A Learner's side; see `Averager`. Raises TrainerError if the Learner's `layout` is not that of the server.
 
-    def __init__(self, link: Link, layout: ParameterLayout) -> None:
+    `meanwhile` is called again and again during the wait for an average, and returns whether the host holds it up.
+    """
+
+    def __init__(self, link: Link, layout: ParameterLayout, meanwhile: Callable[[], bool] = lambda: False) -> None:
         link.layout.require(layout)
-        self._link = link
+        self._link, self._meanwhile = link, meanwhile
         self._version = -1
 
     def join(self) -> Average:
@@ -128,7 +132,7 @@ class SharedMemoryAverager:
         averages = self._link.averages
         deadline = time.monotonic() + _PATIENCE_S
         while (message := self._link.messages.reserve(_POLL_S)) is None:  # one that came too late is not taken yet
-            self._waited(deadline)
+            deadline = self._waited(deadline)
         message["parameters"][...] = parameters
         message["facts"][...] = facts
         message["base"][0] = self._version
@@ -137,14 +141,15 @@ class SharedMemoryAverager:
             seen = averages.bell.value()
             if (found := averages.read()).version > self._version:
                 return self._taken(found)
-            self._waited(deadline)
+            deadline = self._waited(deadline)
             averages.bell.wait(seen, _POLL_S)
 
     def leave(self) -> None:
         """Take part no longer; see `Averager`."""
         self._link.words[_JOINED] = 0
 
-    def _waited(self, deadline: float) -> None:
+    def _waited(self, deadline: float) -> float:
+        """Give a sign of life; the moment until which to wait, later if the host holds averaging up."""
         self.beat()
         if self._link.messages.native.closed:
             raise QueueClosedError("The averaging is over: its server was closed.")
@@ -153,6 +158,7 @@ class SharedMemoryAverager:
                 f"Learner {self._link.rank} got no average within {_PATIENCE_S:.0f} s: its server is gone or hangs. "
                 "Stop the run and resume it from its checkpoint."
             )
+        return time.monotonic() + _PATIENCE_S if self._meanwhile() else deadline
 
     def _taken(self, found: Average) -> Average:
         self._version = found.version
@@ -193,7 +199,7 @@ class AveragingServer:
         self._lock = threading.Lock()
         self._newest = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self._closed = self._held = False
         self._error: BaseException | None = None
         self._sum = np.empty(min(_CHUNK, layout.count), np.float64)
         self._averages.parameters[...] = parameters
@@ -220,6 +226,19 @@ class AveragingServer:
         with self._lock:
             if (member := self._members.pop(rank, None)) is not None:
                 member.link.messages.close()
+        self._arrivals.ring()
+
+    def hold(self) -> None:
+        """Average nothing until `go_on`."""
+        with self._lock:
+            self._held = True
+
+    def go_on(self) -> None:
+        """Average again. Silence since `hold` counts for nothing."""
+        with self._lock:
+            self._held = False
+            for member in self._members.values():
+                member.heard_at = time.monotonic()
         self._arrivals.ring()
 
     @property
@@ -249,6 +268,8 @@ class AveragingServer:
         return False
 
     def _averaged(self) -> bool:
+        if self._held:
+            return False
         now = time.monotonic()
         arrived: dict[int, dict[str, np.ndarray]] = {}
         for rank, member in sorted(self._members.items()):

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pearl.runtime.entry import begin_program, run_program
     from pearl.runtime.host_iteration import HostIteration
     from pearl.runtime.launch import run_generated
+    from pearl.runtime.learner_processes import LearnerProcesses
+    from pearl.runtime.learners_session import LearnersSession
     from pearl.runtime.options import Options, parse_options
     from pearl.runtime.power import PoweredDevice, PowerPlan
     from pearl.runtime.queues import DataCollectionQueue
@@ -47,7 +49,9 @@ __all__ = [
     "DoneQueue",
     "GrantQueue",
     "HostIteration",
+    "LearnerProcesses",
     "LearnerWorker",
+    "LearnersSession",
     "Options",
     "PowerPlan",
     "PoweredDevice",
@@ -73,6 +77,8 @@ _MODULES = {
     "entry": ("begin_program", "run_program"),
     "host_iteration": ("HostIteration",),
     "launch": ("run_generated",),
+    "learner_processes": ("LearnerProcesses",),
+    "learners_session": ("LearnersSession",),
     "options": ("Options", "parse_options"),
     "power": ("PowerPlan", "PoweredDevice"),
     "queues": ("DataCollectionQueue",),

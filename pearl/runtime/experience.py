@@ -114,12 +114,11 @@ class ReplayExperience:
 
     def check(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, Any], where: Path) -> None:
         """Counts are whole numbers, columns have as many rows, and as many slots are written."""
-        place = {name: saved_count(scalars, f"{_STORAGE}{name}", where) for name in _STORAGE_SCALARS}
-        _check_rows(part(arrays, _STORAGE), self._saved_replay(arrays, scalars), place["size"], where)
+        check_replay(arrays, scalars, where)
 
     def load(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, Any], where: Path) -> None:
         """The Replay Manager's state first, then the rows."""
-        self.replay.load_state_dict(self._saved_replay(arrays, scalars))
+        self.replay.load_state_dict(_saved_replay(arrays, scalars))
         place = {name: saved_count(scalars, f"{_STORAGE}{name}", where) for name in _STORAGE_SCALARS}
         try:
             self.storage.restore(part(arrays, _STORAGE), **place)
@@ -127,9 +126,6 @@ class ReplayExperience:
             raise CheckpointError(
                 f"The transitions of the checkpoint in {where} cannot be restored: {error}"
             ) from error
-
-    def _saved_replay(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, Any]) -> dict[str, Any]:
-        return {**part(arrays, _REPLAY), **part(scalars, _REPLAY)}
 
     def log_scalars(self) -> dict[str, float]:
         """The Replay Manager's statistics and exponents."""
@@ -147,6 +143,16 @@ class ReplayExperience:
             "priority_rescales": found.rescales,
             "priority_recoveries": found.recoveries,
         }
+
+
+def check_replay(arrays: Mapping[str, np.ndarray], scalars: Mapping[str, Any], where: Path) -> None:
+    """Raise CheckpointError if rows, counts and priorities of a saved `ReplayExperience` contradict each other."""
+    place = {name: saved_count(scalars, f"{_STORAGE}{name}", where) for name in _STORAGE_SCALARS}
+    _check_rows(part(arrays, _STORAGE), _saved_replay(arrays, scalars), place["size"], where)
+
+
+def _saved_replay(arrays: Mapping[str, np.ndarray], scalars: Mapping[str, Any]) -> dict[str, Any]:
+    return {**part(arrays, _REPLAY), **part(scalars, _REPLAY)}
 
 
 class RolloutExperience:

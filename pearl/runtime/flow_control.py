@@ -144,10 +144,18 @@ class FlowControl:
         self._rate.started(whole=whole)
         self._progressed = True
 
-    def trained(self, iterations: int, batch: int | None = None, *, gradient_steps: int | None = None) -> None:
+    def trained(
+        self,
+        iterations: int,
+        batch: int | None = None,
+        *,
+        gradient_steps: int | None = None,
+        busy_s: float | None = None,
+    ) -> None:
         """The batch with the id `batch` came back trained, in any order; None in setting 2: what was granted did.
 
-        An iteration is one gradient step, unless `gradient_steps` says how many all of them made.
+        An iteration is one gradient step, unless `gradient_steps` says how many all of them made. `busy_s` is explained
+        at `StepRate.trained`.
         """
         if batch is None:
             self._granted = 0
@@ -157,7 +165,9 @@ class FlowControl:
         self._counters.gradient_steps += iterations if gradient_steps is None else gradient_steps
         self._counters.samples += iterations * self._batch_size
         self._rate.trained(
-            iterations, idle=not self._requested and (self.draining or not self._data_flow.batches_allowed())
+            iterations,
+            idle=not self._requested and (self.draining or not self._data_flow.batches_allowed()),
+            busy_s=busy_s,
         )
         if self._warm_up_s is not None and self._rate.total_s >= self._warm_up_s:
             self._warm_up_s = None

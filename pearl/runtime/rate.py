@@ -39,13 +39,19 @@ class StepRate:
         if self._busy_since is None:
             self._busy_since, self._whole = now, whole
 
-    def trained(self, steps: int, *, idle: bool) -> None:
-        """`steps` are done; `idle`: nothing else is under way."""
+    def trained(self, steps: int, *, idle: bool, busy_s: float | None = None) -> None:
+        """`steps` are done; `idle`: nothing else is under way.
+
+        `busy_s` are the seconds that they took without waits for data, where those who trained have counted them.
+        """
         now = self._last = time.monotonic()
         if self.first_end is None:
             self.first_end = now
         self.steps += steps
-        if self._busy_since is not None:
+        if busy_s is not None:
+            self._busy_s += busy_s
+            self.timed_steps += steps
+        elif self._busy_since is not None:
             if self._whole:
                 self._busy_s += now - self._busy_since
                 self.timed_steps += steps

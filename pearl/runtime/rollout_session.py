@@ -26,7 +26,7 @@ from pearl.runtime.options import Options
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.runtime.reporting import Program
 from pearl.runtime.run import Run
-from pearl.runtime.workers import Worker
+from pearl.runtime.workers import LearnerSide, Worker
 from pearl.spec import ActorSpec, FieldSpec, RolloutSpec, TrainSpec, TransitionSpec, check_minibatches
 
 
@@ -106,7 +106,7 @@ class RolloutSession(Run):
         }
         self._begin(RolloutExperience(preparation, lambda: self._most_lag), None, identity)
 
-    def launch(self, worker: Worker) -> None:
+    def launch(self, worker: LearnerSide) -> None:
         """Start the Learner's loop in its thread; in serial mode it runs whenever the host waits."""
         if isinstance(worker, RolloutWorker):
             self._learner = worker

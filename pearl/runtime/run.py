@@ -60,7 +60,7 @@ from pearl.runtime.statistics import RunStatistics
 from pearl.runtime.supervision import Supervisor
 from pearl.runtime.telemetry import Telemetry
 from pearl.runtime.trace import Trace
-from pearl.runtime.workers import Worker
+from pearl.runtime.workers import LearnerSide
 from pearl.spec import ActorSpec, RolloutSpec, TrainSpec, TransitionSpec
 
 if TYPE_CHECKING:
@@ -348,7 +348,7 @@ class Run(abc.ABC):
     def _after(self, interval: int) -> int:
         return (self.counters.env_steps // interval + 1) * interval
 
-    def launch(self, worker: Worker) -> None:
+    def launch(self, worker: LearnerSide) -> None:
         """Start a Learner's loop in its thread; in serial mode it runs whenever the host waits."""
         self._telemetry.watch_worker(worker)
         self._busy_cores += math.inf if worker.cores is None else worker.cores

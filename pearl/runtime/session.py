@@ -30,7 +30,7 @@ from pearl.runtime.options import Options
 from pearl.runtime.replay_ratio import first_batch
 from pearl.runtime.reporting import Program
 from pearl.runtime.run import Run
-from pearl.runtime.workers import TrainingLoop, Worker
+from pearl.runtime.workers import LearnerSide, TrainingLoop
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
 _STAGES = 1000  # of a schedule over the run: to set each costs some 10 us
@@ -121,7 +121,7 @@ class Session(Run):
         interval = min(1000, max(1, self.options.timesteps // 100))
         return ScheduledExponents(replay, alpha=alpha, beta=beta, alpha_interval=interval)
 
-    def launch(self, worker: Worker) -> None:
+    def launch(self, worker: LearnerSide) -> None:
         """Start a Learner's loop in its thread; in serial mode it runs whenever the host waits."""
         if isinstance(worker, TrainingLoop):
             if self._flow.update_delay:

@@ -23,7 +23,7 @@ from pearl.runtime.entry import run_log_file
 from pearl.runtime.interruption import Interruption
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.runtime.serial import InlineActor
-from pearl.runtime.workers import Worker
+from pearl.runtime.workers import LearnerSide
 
 
 class Supervisor:
@@ -40,7 +40,7 @@ class Supervisor:
         self.stop_reason = ""
         self.failure: PearlError | None = None
         self.actor_restarts = 0
-        self._workers: list[Worker] = []
+        self._workers: list[LearnerSide] = []
         self._inline: list[InlineActor] = []
         self._group: ActorGroup | None = None
         self._rrq: ReplayRequestQueue | None = None
@@ -56,7 +56,7 @@ class Supervisor:
 
     # --- parties ----------------------------------------------------------------------------------------------------
 
-    def launch(self, worker: Worker) -> None:
+    def launch(self, worker: LearnerSide) -> None:
         """Start the Learner's loop in its thread; in a serial run `run_inline` calls it."""
         self._workers.append(worker)
         # Freeze live objects: torch steps trigger frequent GC.
@@ -183,7 +183,7 @@ class Supervisor:
         for worker in self._workers:
             self._check_worker(worker)
 
-    def _check_worker(self, worker: Worker) -> None:
+    def _check_worker(self, worker: LearnerSide) -> None:
         """Raise the worker's error, if any; save the batch of a failed training step in the run folder."""
         try:
             worker.check()

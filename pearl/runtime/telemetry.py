@@ -20,7 +20,7 @@ from pearl.runtime.collection import CollectionBuffer
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.runtime.rate import StepRate
 from pearl.runtime.trace import Trace, Track
-from pearl.runtime.workers import Worker
+from pearl.runtime.workers import LearnerSide
 
 # Per transition: how many are inserted in an iteration depends on the Actors and on the replay ratio.
 INSERTION = "insertion per transition"
@@ -101,7 +101,7 @@ class Telemetry:
     ) -> None:
         self._rate, self._insertion_rows = rate, insertion_rows
         self._devices, self._serial, self._trace = devices, serial, trace
-        self._worker: Worker | None = None
+        self._worker: LearnerSide | None = None
         self._rrq: ReplayRequestQueue | None = None
         self._dcqs: Sequence[DataCollectionQueue] = ()
         self._buffer: CollectionBuffer | None = None
@@ -124,7 +124,7 @@ class Telemetry:
 
     # --- what to measure --------------------------------------------------------------------------------------------
 
-    def watch_worker(self, worker: Worker) -> None:
+    def watch_worker(self, worker: LearnerSide) -> None:
         """Measure the Learner's loop; call it before the loop starts."""
         self._worker = worker
         if self._trace is not None:
@@ -257,8 +257,8 @@ class Telemetry:
         if self._rrq is not None:
             found["RRQ"] = Level(self._rrq.pending(), self._rrq.depth)
         if self._worker is not None:
-            for name, queue in (("LAQ", self._worker.laq), ("LDQ", self._worker.ldq)):
-                found[name] = Level(len(queue), queue.slots)
+            for name, queues in self._worker.queues.items():
+                found[name] = Level(sum(map(len, queues)), sum(queue.slots for queue in queues))
         return found
 
     def activity(self) -> Activity:

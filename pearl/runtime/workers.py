@@ -9,7 +9,7 @@ import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
@@ -41,23 +41,34 @@ class LearnerStorage(Protocol):
         ...
 
 
-class Worker(ABC):
-    """A loop over an input queue, in a thread, or step by step in serial mode.
+class LearnerSide(ABC):
+    """What trains, as the session starts, measures and stops it: a loop in a thread, or processes.
 
-    An exception inside it is kept, and raised in the host by `check`. `laq` is its input queue, `ldq` its output queue.
+    `cores` are those that it keeps busy; None where that is not known, as for the Learner of another device.
     """
 
-    def __init__(self, name: str, laq: ColumnQueue, ldq: ColumnQueue, bell: Bell, prepare: Callable[[], None]) -> None:
-        self._name, self.laq, self.ldq, self._bell, self._prepare = name, laq, ldq, bell, prepare
-        self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
-        self._prepared = False
-        # Cores that the loop keeps busy; None where that is not known, as for the Learner of another device.
-        self.cores: int | None = 1
+    cores: int | None = 1
 
     @abstractmethod
-    def take(self, timeout_s: float) -> bool:
-        """Process the next message of the input queue; False if none arrived in time."""
+    def launch(self) -> None:
+        """Start it."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise the error that ended it, if there is one, in this thread."""
+
+    @abstractmethod
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """End it, and wait for that."""
+
+    @property
+    @abstractmethod
+    def queues(self) -> Mapping[str, Sequence[ColumnQueue]]:
+        """Its queues, by the names of the paper's Figure 4."""
+
+    @abstractmethod
+    def run_inline(self) -> bool:
+        """Serial mode: process the next message, and keep an error for `check`; False if there is no message."""
 
     @abstractmethod
     def last_batch(self) -> dict[str, np.ndarray]:
@@ -86,6 +97,28 @@ class Worker(ABC):
     @abstractmethod
     def events(self) -> dict[str, list[Event]]:
         """The events kept, by the name of their thread; call it after `stop`."""
+
+
+class Worker(LearnerSide):
+    """A loop over an input queue, in a thread, or step by step in serial mode.
+
+    An exception inside it is kept, and raised in the host by `check`. `laq` is its input queue, `ldq` its output queue.
+    """
+
+    def __init__(self, name: str, laq: ColumnQueue, ldq: ColumnQueue, bell: Bell, prepare: Callable[[], None]) -> None:
+        self._name, self.laq, self.ldq, self._bell, self._prepare = name, laq, ldq, bell, prepare
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._prepared = False
+
+    @abstractmethod
+    def take(self, timeout_s: float) -> bool:
+        """Process the next message of the input queue; False if none arrived in time."""
+
+    @property
+    def queues(self) -> Mapping[str, Sequence[ColumnQueue]]:
+        """The two queues."""
+        return {"LAQ": (self.laq,), "LDQ": (self.ldq,)}
 
     def launch(self) -> None:
         """Start the thread."""

@@ -57,6 +57,14 @@ struct ReplayState {
   std::uint64_t total = 0;
 };
 
+// What the weights of a batch depend on besides its items, where it is one bank's part of a larger batch: the sum of all
+// priorities to the power of alpha, and the smallest of these in the batch, whose weight is 1. Where priorities are not
+// kept: the filled slots, and 1. Both are 0 where all priorities are.
+struct SampledMass {
+  double mass = 0.0;
+  double least = 0.0;
+};
+
 struct ReplayStatistics {
   ReplayState state;
   std::array<std::uint64_t, 29> histogram{};  // items held, by bits of their leaf; counted on demand
@@ -91,6 +99,8 @@ class SumTreeReplay final : public ReplayOperations {
   // Raw priorities, 0 where nothing was written.
   void retrieve(const std::int64_t* indices, float* priorities, std::size_t count) const;
   void set_alpha(double alpha);
+  // Of the last batch with weights.
+  SampledMass sampled_mass() const { return sampled_mass_; }
   // The slots at targets below the total: the search alone, for a caller with its own random numbers.
   void find(const std::uint64_t* targets, std::int64_t* indices, std::size_t count);
 
@@ -228,6 +238,8 @@ class SumTreeReplay final : public ReplayOperations {
   unsigned __int128 mean_sum_ = 0;  // of priorities, in 2^-40; this and the count only for kInitialMean
   std::size_t mean_count_ = 0;
   LastBatch last_;
+  SampledMass sampled_mass_;
+  std::uint32_t smallest_ = 0;  // leaf of the last batch that was drawn by priority, with weights
   WorkerPool workers_;
   SharingTrial draws_;
   SharingTrial updates_;

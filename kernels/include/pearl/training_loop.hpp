@@ -8,6 +8,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include "pearl/aligned.hpp"
@@ -29,6 +31,15 @@ class TrainingLoop final : public GrantedLoop {
   const learner::Batch& batch() const { return drawn_[current_].batch; }
   const std::vector<std::int64_t>& indices() const { return drawn_[current_].indices; }
 
+  // From the next batch on, the replay is one bank of several, which the Learners of `others` sample: the weights of a
+  // batch become those of all banks together (docs/local_sgd.md, Eq. 2). Only while no grant runs.
+  void set_banks(std::vector<SampledMass> others) {
+    others_ = std::move(others);
+    banked_ = true;
+  }
+  // The smallest `SampledMass::least` since the last call; infinity without a batch. Only while no grant runs.
+  double take_least() { return std::exchange(least_, std::numeric_limits<double>::infinity()); }
+
  private:
   // A sampled batch and its rows.
   struct Drawn {
@@ -41,6 +52,8 @@ class TrainingLoop final : public GrantedLoop {
   };
   Progress run_iterations(std::int64_t iterations, double beta) override;
   void draw(Drawn& drawn, double beta, Stopwatch& watch);
+  // By what the weights of a batch of this bank are multiplied.
+  double bank_factor(const SampledMass& own, double beta) const;
   void update(const Drawn& drawn);
 
   SumTreeReplay& replay_;
@@ -50,6 +63,9 @@ class TrainingLoop final : public GrantedLoop {
   std::size_t current_ = 0;
   std::vector<float> priorities_;
   const bool prefetch_;
+  bool banked_ = false;
+  std::vector<SampledMass> others_;
+  double least_ = std::numeric_limits<double>::infinity();
   WorkerPool pool_;  // last: its thread must end before the members above are destroyed
 };
 

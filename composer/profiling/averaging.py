@@ -1,0 +1,71 @@
+"""Times an average of several Learners' parameters over shared memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+
+from composer.profiling.context import ProfilingContext
+from pearl.local_sgd.averaging import AveragingSpec
+from pearl.local_sgd.parameters import ParameterLayout, TrainerParameters
+from pearl.local_sgd.shared_memory import AveragingServer, SharedMemoryAverager
+
+_WARM_UP = 3  # averages
+_LONGEST = 200  # averages
+_PATIENCE_S = 30.0  # of a Learner's thread for another
+
+
+def average_us(context: ProfilingContext) -> float:
+    """Microseconds of one average (T) between the problem's Learners; 0 for one Learner.
+
+    Learners are threads here and processes in a program: their copies release the GIL.
+    """
+    spec = context.problem.learners
+    if spec.count == 1:
+        return 0.0
+    count = TrainerParameters(context.probe, spec.moments).layout.count
+    host = context.platform.host
+    context.begin(f"averages of {spec.count} Learners, {count:,} numbers each")
+    key = context.key("averaging", host, {"learners": spec.count, "numbers": count})
+    found = context.known(
+        key, ("average",), lambda: {"average": measure_average(spec.count, count, context.budget_s)}, host
+    )
+    return found["average"].value_us
+
+
+def measure_average(learners: int, count: int, budget_s: float) -> list[float]:
+    """Microseconds of single averages of `count` float32 each, as the first Learner sees them."""
+    layout = ParameterLayout((("parameters", (count,)),))
+    spec = AveragingSpec(learners, 1, timeout_s=_PATIENCE_S)
+    server = AveragingServer(spec, layout, np.zeros(count, np.float32))
+    samples: list[float] = []
+    started = threading.Barrier(learners)
+
+    def take_part(rank: int) -> None:
+        averager = SharedMemoryAverager(server.link(rank), layout)
+        own, facts = np.full(count, float(rank), np.float32), np.zeros(1)
+        averager.join()
+        started.wait(_PATIENCE_S)
+        until = time.perf_counter() + budget_s
+        for number in range(_LONGEST):
+            start = time.perf_counter()
+            own[...] = averager.average(own, facts).parameters
+            end = time.perf_counter()
+            if rank == 0:
+                samples.append((end - start) * 1e6)
+            if number >= _WARM_UP + 2 and end > until:
+                break
+        averager.leave()
+
+    threads = [threading.Thread(target=take_part, args=(rank,), daemon=True) for rank in range(learners)]
+    server.launch()
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        server.close()
+    return samples[_WARM_UP:]
