@@ -29,12 +29,14 @@ from benchmarks import (  # noqa: E402
     replay,
     report,
     returns,
+    scale,
     solve_time,
     stability,
     zoo,
 )
 from benchmarks.peers import solving, training, zoo_settings  # noqa: E402
 from composer import spec_file  # noqa: E402
+from pearl.local_sgd.simulation import Phases  # noqa: E402
 from pearl.rollout import NumpyGae  # noqa: E402
 
 TINY = replay.Plan(sizes=(2_000,), batches=(8,), fanouts=(4, 16), curve=(), repeats=3, repeat_s=1e-5)
@@ -391,6 +393,14 @@ def test_returns_are_compared_until_ours_reach_the_median_of_the_peer(tmp_path):
     assert "with a return of 300 to 900" in of_seconds.peer
     for case in returns.CASES:
         assert f"sac-{case.environment}" in zoo.names()
+
+
+def test_learners_beyond_this_machine_are_simulated_with_the_limit_named():
+    rows = list(scale.beyond(scale.CASES[0], Phases(np.random.default_rng(0).exponential(200.0, 500))))
+    assert "limit: averaging" in next(row.case for row in rows if "server" in row.case and "1024" in row.case)
+    assert all(0 < row.ours < 1 for row in rows)
+    setup = scale.CASES[0].setup(4, 8, 128)
+    assert (setup.share, setup.spec.learners) == (32, 4)
 
 
 def test_tasks_of_solving_are_compositions_of_the_zoo_with_settings_of_the_peers():

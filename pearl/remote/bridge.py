@@ -108,6 +108,7 @@ def connected(address: str, count: int) -> Any:
     """
     ray = import_extra("ray", "ray", "--ray")
     if address == LOCAL:
+        os.environ.setdefault("RAY_worker_niceness", "0")  # by default 15: the Learner would starve them
         ray.init(address="local", num_cpus=count, include_dashboard=False, **_QUIET)
     else:
         answers(address)
