@@ -251,6 +251,15 @@ def test_a_killed_learner_is_replaced_and_the_run_finishes(program: Path, tmp_pa
     assert found["gradient_steps"] == sum(found["learners"]["gradient_steps"]) // 2, "those of the dead one count"
 
 
+def test_ctrl_c_while_the_learners_start_ends_the_run(program: Path, tmp_path: Path) -> None:
+    with running(program, *QUIET, "--run-dir", str(tmp_path)) as started:
+        started.until(lambda: len(learner_pids(tmp_path)) == 2)
+        started.interrupt()
+        assert started.wait(60) == 130, started.output
+        assert "Traceback" not in started.output
+    assert not [pid for pid in learner_pids(tmp_path) if is_alive(pid)]
+
+
 def stored(run_dir: Path) -> dict[str, Any]:
     """What the newest checkpoint says of the run and its Learners."""
     newest = sorted((run_dir / "checkpoints").glob("checkpoint-*"))[-1]
@@ -315,7 +324,14 @@ def saved_experience(folder: Path) -> tuple[LearnersExperience, dict[str, Any], 
     local.insert({field.name: np.zeros((7, *field.shape), field.dtype) for field in setup.transition.fields}, 7, 0.4)
     arrays, scalars = local.state()
     processes = LearnerProcesses(
-        setup, setup.make_trainer(), bell=Bell(), message_rows=8, run_dir=folder, threads=1, ended=lambda: None
+        setup,
+        setup.make_trainer(),
+        bell=Bell(),
+        message_rows=8,
+        run_dir=folder,
+        threads=1,
+        ended=lambda: None,
+        interrupted=lambda: False,
     )
     return (
         LearnersExperience(processes, lambda: 0.4),

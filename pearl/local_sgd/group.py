@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,13 +154,15 @@ class LearnerGroup:
         """The queues of transitions, by rank."""
         return [running.transitions for running in self._running]
 
-    def wait_until_ready(self, timeout_s: float = 300.0) -> None:
-        """Wait until all Learners are made; PearlError if they are not in time.
+    def wait_until_ready(self, timeout_s: float = 300.0, interrupted: Callable[[], bool] = lambda: False) -> None:
+        """Wait until all Learners are made, or `interrupted`; PearlError if they are not in time.
 
         Raises CheckpointError if one cannot take its state of `initial`.
         """
         deadline = time.monotonic() + timeout_s
         while not all(running.report.is_ready for running in self._running):
+            if interrupted():
+                return
             self._check_loading()
             self.check()
             if time.monotonic() > deadline:

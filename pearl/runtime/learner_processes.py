@@ -29,7 +29,7 @@ class LearnerProcesses(LearnerSide):
     """The Learners' processes of a run; `trainer` is the host's, which gets the averages.
 
     `run_dir` is the run folder. `cores` are those of all Learners. `ended` is called when they have stopped, before
-    their last average is lost.
+    their last average is lost; `interrupted` tells whether a signal asked the run to stop.
     """
 
     def __init__(
@@ -42,9 +42,10 @@ class LearnerProcesses(LearnerSide):
         run_dir: Path,
         threads: int,
         ended: Callable[[], None],
+        interrupted: Callable[[], bool],
     ) -> None:
         self.setup, self._trainer, self._bell = setup, trainer, bell
-        self._message_rows, self._ended = message_rows, ended
+        self._message_rows, self._ended, self._interrupted = message_rows, ended, interrupted
         self.cores = setup.spec.learners * threads
         self._folder = run_dir / _FOLDER
         self._initial: Path | None = None
@@ -79,9 +80,9 @@ class LearnerProcesses(LearnerSide):
         self._group.launch()
 
     def wait_until_ready(self) -> None:
-        """Wait until all Learners are made, so that the first transitions go to all of them."""
-        self.group.wait_until_ready()
-        if self._initial is not None:
+        """Wait until all Learners are made, so that the first transitions go to all of them; not after a signal."""
+        self.group.wait_until_ready(interrupted=self._interrupted)
+        if self._initial is not None and not self._interrupted():
             shutil.rmtree(self._initial, ignore_errors=True)
             self._initial = None
 

@@ -108,6 +108,7 @@ class LearnersSession(Session):
             run_dir=self.options.run_dir,
             threads=int(arguments.get("threads", 1)),
             ended=self._ended,
+            interrupted=self._supervisor.interrupted,
         )
         return self._learners
 
