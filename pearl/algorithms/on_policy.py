@@ -403,7 +403,8 @@ class OnPolicyTrainer(Trainer):
         if not isinstance(space, spaces.Box):
             return action
         low, high = (torch.as_tensor(bound, device=action.device) for bound in (space.low, space.high))
-        return torch.clamp(action, low, high)
+        # A conversion to its own dtype: after an LSTM, the exporter to ONNX knows of none, which its clamp needs.
+        return torch.clamp(action.to(action.dtype), low, high)
 
     # --- training ---------------------------------------------------------------------------------------------------
 
