@@ -445,6 +445,10 @@ def test_the_learner_refuses_parts_of_sequences() -> None:
     buffer = collected.next()
     with pytest.raises(ConfigurationError, match=r"batch_size must be a multiple of 4 \(sequence_length\); found 6"):
         TorchRolloutLearner(collected.trainer, epochs=1, batch_size=6).train(buffer.flat())
+    learner = TorchRolloutLearner(collected.trainer, epochs=1, batch_size=8)
+    for wrong in ({"begins": np.zeros(7, bool)}, {"state": np.zeros((5, 3, 20), np.float32)}):
+        with pytest.raises(TrainerError, match=r"rows divide into sequences of equal length; found \(\d+,\) and \("):
+            learner.train({**buffer.flat(), **wrong})
 
 
 def test_other_engines_refuse_by_name() -> None:

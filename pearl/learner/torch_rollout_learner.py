@@ -56,19 +56,19 @@ class TorchRolloutLearner(TrainerRolloutLearner):
         whole = Minibatch(obs, action, log_prob, ret - advantage, advantage, ret, *masks)
         if rows is not None and not len(rows):
             raise TrainerError("Training needs at least one row; found none.")
-        parts_of = _Transitions(whole, rows) if STATE not in rollout else self._sequences(whole, rows, rollout)
-        per_minibatch = self.batch_size // parts_of.steps
+        divided = _Transitions(whole, rows) if STATE not in rollout else self._sequences(whole, rows, rollout)
+        per_minibatch = self.batch_size // divided.steps
         sums: dict[str, float] = {}
         counts: dict[str, int] = {}
         steps = epochs = 0
         goes_on = True
         while goes_on and epochs < self.epochs:
-            order = parts_of.numbers[_native.shuffled(len(parts_of.numbers), self.seed, self.trainer.gradient_steps)]
+            order = divided.numbers[_native.shuffled(len(divided.numbers), self.seed, self.trainer.gradient_steps)]
             epochs += 1
             on_device = torch.from_numpy(order).to(self.device)
             for first in range(0, len(order), per_minibatch):
                 picked = on_device[first : first + per_minibatch]
-                parts, goes_on = self.trainer.update_minibatch(parts_of.minibatch(picked))
+                parts, goes_on = self.trainer.update_minibatch(divided.minibatch(picked))
                 _require_finite(parts)
                 for name, part in parts.items():
                     sums[name] = sums.get(name, 0.0) + part
@@ -80,8 +80,15 @@ class TorchRolloutLearner(TrainerRolloutLearner):
         return {**means, "minibatches": float(steps), "epochs": float(epochs)}
 
     def _sequences(self, whole: Minibatch, rows: np.ndarray | None, rollout: Mapping[str, np.ndarray]) -> _Sequences:
-        state, begins = rollout[STATE], rollout[BEGINS]
-        rows_of = rows_of_sequences(len(whole.ret), *state.shape[:2])
+        state, begins = rollout[STATE], rollout.get(BEGINS)
+        count = len(whole.ret)
+        if begins is None or begins.shape != (count,) or state.ndim != 3 or count % math.prod(state.shape[:2]):
+            raise TrainerError(
+                f"A rollout of {count} rows of a recurrent policy has `begins` ({count},) and `state` (sequences of an "
+                f"environment, envs, size), by which the rows divide into sequences of equal length; found "
+                f"{None if begins is None else begins.shape} and {state.shape}."
+            )
+        rows_of = rows_of_sequences(count, *state.shape[:2])
         if self.batch_size % rows_of.shape[1]:
             raise ConfigurationError(
                 f"batch_size must be a multiple of {rows_of.shape[1]} (sequence_length); found {self.batch_size}."
