@@ -125,7 +125,7 @@ _ADVICE = {
     "vec_env_wrapper": "wrap the single environment, with Composer.set_wrappers",
     "replay_buffer_class": "replays with hindsight (HER) do not exist here",
     "replay_buffer_kwargs": "transitions cut by a time limit always keep their bootstrap here",
-    "noise_std_final": "noise does not change over a run here",
+    "noise_std_final": "leave it out, and give the noise a schedule yourself (docs/schedules.md)",
 }
 _TEXT_OF_RATE = re.compile(r"lin_(?P<start>[0-9.eE+-]+)")
 

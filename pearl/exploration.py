@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -46,38 +46,73 @@ def _require_random_steps(setting: GaussianNoise | OrnsteinUhlenbeck | PolicySam
     _require(steps is None or whole, setting, "random_steps must be a whole number of at least 0, or None")
 
 
+def _check_noise(setting: GaussianNoise | OrnsteinUhlenbeck) -> None:
+    _require(setting.sigma >= 0, setting, "sigma must be at least 0")
+    _require_random_steps(setting)
+    plain = plain_schedule(setting.schedule, f"{type(setting).__name__}.schedule")
+    object.__setattr__(setting, "schedule", plain)
+    steps = setting.steps
+    whole = isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1
+    _require(
+        whole if plain != "constant" else steps is None,
+        setting,
+        "steps must be the environment steps, at least 1, in which sigma follows its schedule; None with "
+        'schedule="constant"',
+    )
+
+
+def _sigma_at(setting: GaussianNoise | OrnsteinUhlenbeck, env_steps: int) -> float:
+    if setting.steps is None:
+        return setting.sigma
+    return setting.sigma * factor_at(setting.schedule, env_steps / setting.steps)
+
+
 @dataclass(frozen=True)
 class GaussianNoise:
     """Independent normal noise of `sigma` (in units of half the action range).
 
     Actions are uniform for the first `random_steps` steps of all environments; None: for the run's `learning_starts`.
+    `schedule` (pearl.schedules) is the factor of `sigma` over the first `steps` environment steps, and then as at their
+    end.
     """
 
     sigma: float = 0.1
     random_steps: int | None = None
+    schedule: Schedule = "constant"
+    steps: int | None = None
 
     def __post_init__(self) -> None:
-        _require(self.sigma >= 0, self, "sigma must be at least 0")
-        _require_random_steps(self)
+        _check_noise(self)
+
+    def sigma_at(self, env_steps: int) -> float:
+        """The deviation after `env_steps` steps of all environments together."""
+        return _sigma_at(self, env_steps)
 
 
 @dataclass(frozen=True)
 class OrnsteinUhlenbeck:
     """Correlated noise (Lillicrap et al. 2016): `x += theta * -x * dt + sigma * sqrt(dt) * normal`, reset per episode.
 
-    `sigma` is in units of half the action range. Actions are uniform for the first `random_steps` steps of all
-    environments; None: for the run's `learning_starts`.
+    `sigma` is in units of half the action range. Each environment has a noise of its own. Actions are uniform for the
+    first `random_steps` steps of all environments; None: for the run's `learning_starts`. `schedule` (pearl.schedules)
+    is the factor of `sigma` over the first `steps` environment steps, and then as at their end; the noise follows it
+    within about `1 / theta` units of time.
     """
 
     sigma: float = 0.2
     theta: float = 0.15
     dt: float = 1.0
     random_steps: int | None = None
+    schedule: Schedule = "constant"
+    steps: int | None = None
 
     def __post_init__(self) -> None:
-        _require(self.sigma >= 0, self, "sigma must be at least 0")
-        _require_random_steps(self)
+        _check_noise(self)
         _require(self.dt > 0 and 0 <= self.theta * self.dt <= 1, self, "dt must be above 0, theta * dt in [0, 1]")
+
+    def sigma_at(self, env_steps: int) -> float:
+        """The sigma after `env_steps` steps of all environments together."""
+        return _sigma_at(self, env_steps)
 
 
 @dataclass(frozen=True)
@@ -98,21 +133,28 @@ _KINDS = (EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeck, PolicySampling)
 
 
 def schedule_of(setting: object) -> Schedule | None:
-    """The schedule that a setting follows; None if it follows none."""
-    return setting.schedule if isinstance(setting, EpsilonGreedy) else None
+    """The schedule that a setting follows; None if it has none."""
+    return setting.schedule if isinstance(setting, EpsilonGreedy | GaussianNoise | OrnsteinUhlenbeck) else None
 
 
 def without_code(setting: object) -> object:
     """The same setting; with a schedule that names code, which a file must not do, as it is at the schedule's end."""
-    if not isinstance(setting, EpsilonGreedy) or not names_code(setting.schedule):
+    if not names_code(schedule_of(setting)):
         return setting
-    last = setting.epsilon(setting.steps)
-    return EpsilonGreedy(last, last, setting.steps)
+    if isinstance(setting, EpsilonGreedy):
+        last = setting.epsilon(setting.steps)
+        return EpsilonGreedy(last, last, setting.steps)
+    assert isinstance(setting, GaussianNoise | OrnsteinUhlenbeck)
+    return replace(setting, sigma=setting.sigma_at(setting.steps or 0), schedule="constant", steps=None)
 
 
 def scheduled_values(setting: object, env_steps: int) -> dict[str, float]:
     """For the log: what changes by a schedule, after `env_steps` steps of all environments, by name."""
-    return {"epsilon": setting.epsilon(env_steps)} if isinstance(setting, EpsilonGreedy) else {}
+    if isinstance(setting, EpsilonGreedy):
+        return {"epsilon": setting.epsilon(env_steps)}
+    if isinstance(setting, GaussianNoise | OrnsteinUhlenbeck) and setting.steps is not None:
+        return {"noise_sigma": setting.sigma_at(env_steps)}
+    return {}
 
 
 class Explorer(Protocol):
@@ -152,6 +194,17 @@ class _EpsilonGreedy(_Greedy):
         return np.where(draw, np.where(masks, order, -1.0).argmax(axis=1), actions)
 
 
+class _Sigma:
+    """The sigma of a noise; after the schedule's end, without asking it."""
+
+    def __init__(self, setting: GaussianNoise | OrnsteinUhlenbeck) -> None:
+        self._setting, self._steps = setting, setting.steps or 0
+        self._last = setting.sigma_at(self._steps)
+
+    def at(self, env_steps: int) -> float:
+        return self._last if env_steps >= self._steps else self._setting.sigma_at(env_steps)
+
+
 class _BoxNoise(_Greedy):
     """No noise (the trainer has sampled the actions), but uniform actions at first; subclasses add noise."""
 
@@ -159,11 +212,11 @@ class _BoxNoise(_Greedy):
         self._low, self._high, self._random_steps, self._rng = box.low, box.high, random_steps, rng
         self._half = (box.high - box.low) / 2
 
-    def _noise(self, shape: tuple[int, ...]) -> np.ndarray:
+    def _noise(self, shape: tuple[int, ...], env_steps: int) -> np.ndarray:
         return np.zeros(shape, np.float32)
 
     def apply(self, actions: np.ndarray, env_steps: int, masks: np.ndarray | None = None) -> np.ndarray:
-        noise = self._noise(actions.shape)
+        noise = self._noise(actions.shape, env_steps)
         if env_steps < self._random_steps:
             explored = self._rng.uniform(self._low, self._high, actions.shape)
         else:
@@ -172,23 +225,24 @@ class _BoxNoise(_Greedy):
 
 
 class _Gaussian(_BoxNoise):
-    def __init__(self, sigma: float, *common: Any) -> None:
+    def __init__(self, setting: GaussianNoise, *common: Any) -> None:
         super().__init__(*common)
-        self._sigma = sigma
+        self._sigma = _Sigma(setting)
 
-    def _noise(self, shape: tuple[int, ...]) -> np.ndarray:
-        return self._rng.normal(0.0, self._sigma, shape)
+    def _noise(self, shape: tuple[int, ...], env_steps: int) -> np.ndarray:
+        return self._rng.normal(0.0, self._sigma.at(env_steps), shape)
 
 
 class _OrnsteinUhlenbeck(_BoxNoise):
     def __init__(self, setting: OrnsteinUhlenbeck, envs: int, box: spaces.Box, *common: Any) -> None:
         super().__init__(box, *common)
         self._decay = setting.theta * setting.dt
-        self._scale = setting.sigma * setting.dt**0.5
+        self._sigma, self._root = _Sigma(setting), setting.dt**0.5
         self._state = np.zeros((envs, *box.shape))
 
-    def _noise(self, shape: tuple[int, ...]) -> np.ndarray:
-        self._state += -self._decay * self._state + self._scale * self._rng.normal(size=shape)
+    def _noise(self, shape: tuple[int, ...], env_steps: int) -> np.ndarray:
+        scale = self._sigma.at(env_steps) * self._root
+        self._state += -self._decay * self._state + scale * self._rng.normal(size=shape)
         return self._state
 
     def end_episodes(self, done: np.ndarray) -> None:
@@ -220,8 +274,9 @@ def make_explorer(
             return _EpsilonGreedy(setting, int(action_space.n), rng)
     elif isinstance(action_space, spaces.Box):
         random_steps = learning_starts if setting.random_steps is None else setting.random_steps
+        check_followed(schedule_of(setting) or "constant")
         if isinstance(setting, GaussianNoise):
-            return _Gaussian(setting.sigma, action_space, random_steps, rng)
+            return _Gaussian(setting, action_space, random_steps, rng)
         if isinstance(setting, OrnsteinUhlenbeck):
             return _OrnsteinUhlenbeck(setting, envs, action_space, random_steps, rng)
         return _BoxNoise(action_space, random_steps, rng)

@@ -1,4 +1,4 @@
-"""Schedules of settings over a run, in one vocabulary for learning rates, PPO's clip range and DQN's epsilon.
+"""Schedules of settings over a run, in one vocabulary for learning rates, PPO's clip range and exploration.
 
 A schedule turns progress, from 0 to 1, into a factor of the setting's value:
 

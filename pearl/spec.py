@@ -163,6 +163,32 @@ class SequenceSpec:
 
 
 @dataclass(frozen=True)
+class RolloutSequences:
+    """Rollouts of a recurrent policy, as its Learner trains on them: in sequences of `length` steps of an environment.
+
+    Actors record the recurrent state `(state_size,)` float32 before the first step of each sequence. A sequence may
+    hold the ends of episodes; the state begins again after each.
+    """
+
+    length: int
+    state_size: int
+
+    def __post_init__(self) -> None:
+        _require_whole("sequence_length", self.length, 1)
+        _require_whole("state_size", self.state_size, 1)
+
+    def check(self, rollout: RolloutSpec, train: TrainSpec) -> None:
+        """Raise ConfigurationError unless the sequences divide the rollout's steps and its minibatches."""
+        for name, steps in (("horizon", rollout.horizon), ("batch_size", train.batch_size)):
+            nearest = max(1, round(steps / self.length)) * self.length
+            _require(
+                steps % self.length == 0,
+                f"{name} must be a multiple of sequence_length, {self.length}, to be divided into sequences; found "
+                f"{steps}. Set {name} to {nearest}, or change sequence_length.",
+            )
+
+
+@dataclass(frozen=True)
 class TransitionSpec:
     """The columns of one transition ("experience"), in storage order, in the Data Storage, queues and batches.
 
@@ -177,12 +203,15 @@ class TransitionSpec:
     observations are normalised, `RETURN_STATISTICS` where rewards are.
 
     With `sequence`, a row is not one step but a sequence of them: see `sequences`.
+
+    With `rollout_sequences`, the rows are steps of rollouts of a recurrent policy, whose states messages hold too.
     """
 
     fields: tuple[FieldSpec, ...]
     priority: Callable[[Mapping[str, np.ndarray], Any], np.ndarray] | None = None
     statistics: tuple[FieldSpec, ...] = ()
     sequence: SequenceSpec | None = None
+    rollout_sequences: RolloutSequences | None = None
 
     def __post_init__(self) -> None:
         names = [f.name for f in self.fields]

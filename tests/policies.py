@@ -42,6 +42,15 @@ class DuelingDQN(WideDQN):
     dueling = True
 
 
+class MaskedDQN(WideDQN):
+    action_masks = True
+
+
+class MaskedPPO(PPO):
+    hidden_sizes = (16, 16)
+    action_masks = True
+
+
 class NormalizedPPO(PPO):
     hidden_sizes = (16, 16)
     normalize_observations = True

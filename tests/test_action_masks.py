@@ -203,8 +203,8 @@ def check_policy(run_dir: Path) -> None:
         policy.predict(obs, action_masks=masks[0])
     with pytest.raises(PolicyError, match=r"allows no action: \[0, 0, 0, 0\]"):
         policy.predict(obs[0], action_masks=[0, 0, 0, 0])
-    with pytest.raises(PolicyError, match="Export it as safetensors"):
-        export_policy(policy, run_dir / "policy.onnx", "onnx")
+    graph = torch.jit.load(export_policy(policy, run_dir / "policy.pt", "torchscript"))
+    assert graph(torch.from_numpy(obs), torch.from_numpy(masks == 1)).tolist() == [3] * 40
     file = export_policy(policy, run_dir / "policy.safetensors", "safetensors")
     assert pearl.load_policy(file).predict(obs[0], action_masks=masks[0]) == 3
 

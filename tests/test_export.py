@@ -11,12 +11,26 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from policies import CASES, IMAGE, VECTOR, Case, observations, run_folder, trained
+from policies import (
+    BOUNDED,
+    CASES,
+    IMAGE,
+    TORQUES,
+    VECTOR,
+    Case,
+    MaskedDQN,
+    MaskedPPO,
+    observations,
+    run_folder,
+    trained,
+)
 from safetensors import safe_open
 from trainers import OwnTrainer
 from typer.testing import CliRunner
 
 import pearl
+from pearl.action_masks import mask_parts
+from pearl.algorithms import RecurrentDQN, RecurrentPPO
 from pearl.cli import app
 from pearl.errors import MissingExtraError, PolicyError
 from pearl.policy import SavedPolicy, export_policy
@@ -66,6 +80,136 @@ def test_a_safetensors_file_is_a_policy_of_its_own(tmp_path: Path, case: Case) -
     assert not any("target" in name or "critic" in name or "optimizer" in name for name in names)
     with pytest.raises(PolicyError, match="one set of weights"):
         pearl.load_policy(file, "best")
+
+
+# --- masks and states -------------------------------------------------------------------------------------------------
+
+MASKED: dict[str, Case] = {
+    "DQN": (MaskedDQN, VECTOR, spaces.Discrete(6, start=3)),
+    "PPO": (MaskedPPO, VECTOR, spaces.Discrete(6)),
+    "PPO of several": (MaskedPPO, VECTOR, spaces.MultiDiscrete([3, 5], start=[0, 2])),
+}
+
+
+class SmallRecurrentDQN(RecurrentDQN):
+    hidden_sizes = (12,)
+    recurrent_size = 9
+
+
+class SmallRecurrentPPO(RecurrentPPO):
+    cell = "gru"
+    recurrent_size = 9
+    normalize_observations = True
+
+
+class OwnRecurrent(OwnTrainer):
+    """Counts down from 1 what it has not seen yet; its initial state is not 0."""
+
+    def initial_state(self, count: int) -> torch.Tensor:
+        return torch.ones(count, 5)
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.get_action_from(obs, self.initial_state(len(obs)))[0]
+
+    def get_action_from(self, obs: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        after = 0.9 * state - 0.1 * obs.abs()
+        values: torch.Tensor = self.network(obs) + after
+        return values.argmax(dim=1), after
+
+
+class Resetting(OwnRecurrent):
+    """Decides in Python what its next state is."""
+
+    def get_action_from(self, obs: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        action, after = super().get_action_from(obs, state)
+        return action, after if float(obs.sum()) > 0 else -after
+
+
+RECURRENT: dict[str, Case] = {
+    "RecurrentDQN": (SmallRecurrentDQN, VECTOR, spaces.Discrete(6, start=3)),
+    "RecurrentPPO": (SmallRecurrentPPO, BOUNDED, TORQUES),
+    "own trainer": (OwnRecurrent, VECTOR, spaces.Discrete(5)),
+}
+each_format = pytest.mark.parametrize("form", ["onnx", "torchscript"])
+
+
+def session_of(policy: SavedPolicy, folder: Path, form: Any) -> tuple[dict[str, list[Any]], Any]:
+    """Shapes of what an exported file takes and gives, by name (of ONNX), and a function of the inputs, in order."""
+    if form == "onnx":
+        pytest.importorskip("onnx")
+        runtime = pytest.importorskip("onnxruntime")
+        session = runtime.InferenceSession(export_policy(policy, folder / "file", form))
+        shapes = {each.name: each.shape for each in (*session.get_inputs(), *session.get_outputs())}
+        names = [each.name for each in session.get_inputs()]
+        return shapes, lambda *given: session.run(None, dict(zip(names, given, strict=True)))
+    module = torch.jit.load(export_policy(policy, folder / "file", form))
+
+    def act(*given: np.ndarray) -> list[np.ndarray]:
+        found = module(*map(torch.from_numpy, given))
+        return [part.numpy() for part in (found if isinstance(found, tuple) else (found,))]
+
+    return {}, act
+
+
+@pytest.mark.parametrize("case", MASKED.values(), ids=MASKED)
+@each_format
+def test_an_exported_policy_takes_masks(tmp_path: Path, case: Case, form: str) -> None:
+    policy = pearl.load_policy(run_folder(tmp_path / "run", case))
+    shapes, act = session_of(policy, tmp_path, form)
+    parts = mask_parts(case[2])
+    if form == "onnx":
+        assert list(shapes) == ["observation", "action_mask", "action"]
+        assert shapes["action_mask"] == ["batch", sum(parts)]
+    rng = np.random.default_rng(0)
+    for count in (1, 5, 200):
+        obs = observations(VECTOR, count)
+        allowed = [np.eye(n)[rng.integers(n, size=count)] + (rng.random((count, n)) < 0.3) > 0 for n in parts]
+        masks = np.concatenate(allowed, axis=1)
+        (found,) = act(obs, masks)
+        expected = policy.predict(obs, action_masks=masks)
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+    first = np.ravel(getattr(case[2], "start", 0))
+    chosen = found.reshape(count, -1) - first
+    starts = np.cumsum([0, *parts[:-1]])
+    assert all(masks[row, starts + choice].all() for row, choice in enumerate(chosen)), "allowed actions only"
+
+
+@pytest.mark.parametrize("case", RECURRENT.values(), ids=RECURRENT)
+@each_format
+def test_an_exported_policy_carries_its_state(tmp_path: Path, case: Case, form: str) -> None:
+    policy = pearl.load_policy(
+        run_folder(tmp_path / "run", case), trainer=OwnRecurrent if case[0] is OwnRecurrent else None
+    )
+    shapes, act = session_of(policy, tmp_path, form)
+    size = policy.initial_state(1).shape[1]
+    if form == "onnx":
+        assert list(shapes) == ["observation", "state", "episode_start", "action", "next_state"]
+        assert shapes["state"] == shapes["next_state"] == ["batch", size]
+    for count in (1, 30):
+        wanted: Any = None
+        state, starts = np.full((count, size), 9.0, np.float32), np.ones(count, bool)
+        for t in range(6):
+            obs = observations(case[1], count, seed=10 * count + t)
+            expected, wanted = policy.predict_with_state(obs, wanted, starts)
+            action, state = act(obs, state, starts)
+            assert action.dtype == expected.dtype
+            np.testing.assert_allclose(action, expected, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(state, wanted, rtol=1e-4, atol=1e-5)
+            starts = np.arange(count) % 3 == t % 3
+
+
+@each_format
+def test_a_state_that_a_trace_does_not_follow_is_refused(tmp_path: Path, form: Any) -> None:
+    if form == "onnx":
+        pytest.importorskip("onnx")
+    case = Resetting, VECTOR, spaces.Discrete(5)
+    policy = pearl.load_policy(run_folder(tmp_path / "run", case), trainer=Resetting)
+    with pytest.raises(PolicyError, match="its get_action_from has decisions in Python"):
+        export_policy(policy, tmp_path / "file", form)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def test_exporting_leaves_the_policy_as_it_was(tmp_path: Path) -> None:

@@ -16,12 +16,24 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from policies import BOUNDED, CASES, IMAGE, VECTOR, Case, NormalizedPPO, WideDQN, observations, run_folder, trained
+from policies import (
+    BOUNDED,
+    CASES,
+    IMAGE,
+    VECTOR,
+    Case,
+    MaskedDQN,
+    NormalizedPPO,
+    WideDQN,
+    observations,
+    run_folder,
+    trained,
+)
 from safetensors.numpy import load_file, save_file
 from trainers import OwnTrainer
 
 import pearl
-from pearl.algorithms import DQN
+from pearl.algorithms import DQN, RecurrentPPO
 from pearl.algorithms.trainer import storing
 from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.errors import CheckpointError, PolicyError
@@ -415,18 +427,24 @@ SHOWN = {
     "play_policy.py": "videos/CartPole-v1-last-episode-1.mp4\n",
     "play_elsewhere.py": "20 True\n",
     "use_onnx.py": "True\n",
+    "use_masked_onnx.py": "True\n",
+    "use_recurrent_policy.py": "",
+    "use_recurrent_onnx.py": "(1, 128)\n",
 }
 
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_what_the_documentation_shows_runs(tmp_path: Path, name: str) -> None:
-    for module in {"play_policy.py": ("moviepy",), "use_onnx.py": ("onnx", "onnxruntime")}.get(name, ()):
+    for module in ("moviepy",) if name == "play_policy.py" else ("onnx", "onnxruntime") if "onnx" in name else ():
         pytest.importorskip(module)
     page = (Path(__file__).parent.parent / "docs" / "policy.md").read_text(encoding="utf-8")
     (block,) = [b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if b.startswith(f"# {name}\n")]
     env = gym.make("CartPole-v1")
     (tmp_path / "runs").mkdir()
-    run_folder(tmp_path / "runs/cartpole", (WideDQN, env.observation_space, env.action_space), env="CartPole-v1")
+    runs = {"cartpole": WideDQN, "masked": MaskedDQN, "remember": RecurrentPPO}
+    for folder, trainer in runs.items():
+        case = trainer, env.observation_space, env.action_space
+        run_folder(tmp_path / "runs" / folder, case, env="CartPole-v1")
     (tmp_path / name).write_text(block, encoding="utf-8")
     done = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr

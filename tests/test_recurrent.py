@@ -369,9 +369,6 @@ def test_a_recurrent_policy_says_how_it_is_used(tmp_path: Path) -> None:
         policy.predict_with_state(obs, np.zeros(2))
     with pytest.raises(PolicyError, match=r"episode_start must have shape \(3,\)"):
         policy.predict_with_state(obs, None, [True, False])
-    for kind in ("onnx", "torchscript"):
-        with pytest.raises(PolicyError, match="is recurrent"):
-            export_policy(policy, tmp_path / "file", kind)  # type: ignore[arg-type]
     again = pearl.load_policy(export_policy(policy, tmp_path / "policy.safetensors", "safetensors"))
     assert again.initial_state(1).shape == (1, 2)
     plain = pearl.load_policy(run_folder(tmp_path / "plain", (DQN, SEEN, TWO)))

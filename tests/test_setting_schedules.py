@@ -18,7 +18,7 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 from programs import described, make_program, run, write_csv_pair
-from trainers import TinyDQN, TinyPPO
+from trainers import TinyDQN, TinyPPO, TinyTD3
 
 import composer.composer as composer_module
 from composer.codegen.trainer_source import schedule_import
@@ -27,7 +27,7 @@ from pearl import load_policy
 from pearl.algorithms import DQN, PPO
 from pearl.algorithms.trainer import is_as_built_in
 from pearl.errors import ConfigurationError, GenerationError, PolicyError, TrainerError
-from pearl.exploration import EpsilonGreedy, make_explorer
+from pearl.exploration import EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeck, make_explorer
 from pearl.policy.description import PolicyDescription
 from pearl.schedules import factor_at, names_code, plain_schedule
 
@@ -188,6 +188,74 @@ def test_epsilon_follows_any_schedule_between_its_ends() -> None:
     assert trainer.scheduled_values(50)["epsilon"] == pytest.approx(0.5)
 
 
+BOX = spaces.Box(np.float32([-2.0, 0.0]), np.float32([2.0, 1.0]))
+HALVES = np.array([2.0, 0.5])
+
+
+@pytest.mark.parametrize("noise", [GaussianNoise, OrnsteinUhlenbeck])
+def test_noise_follows_any_schedule_and_is_logged(noise: type[GaussianNoise] | type[OrnsteinUhlenbeck]) -> None:
+    falling = noise(0.2, schedule="linear", steps=1000)
+    assert [falling.sigma_at(steps) for steps in (0, 500, 1000, 10**9)] == pytest.approx([0.2, 0.1, 0.0, 0.0])
+    stepwise = noise(0.2, schedule=[[0, 1], [0.5, 1], [0.5, 0.25]], steps=1000)  # type: ignore[arg-type]
+    assert [stepwise.sigma_at(steps) for steps in (499, 500)] == pytest.approx([0.2, 0.05])
+    assert noise(0.3, schedule=rising, steps=100).sigma_at(90) == pytest.approx(0.3 * rising(0.9))
+    trainer = TinyTD3(OBS, BOX, exploration=falling)
+    assert trainer.scheduled_values(250)["noise_sigma"] == pytest.approx(0.15)
+    assert "noise_sigma" not in TinyTD3(OBS, BOX, exploration=noise(0.2)).scheduled_values(250)
+
+
+def test_the_noise_of_actions_shrinks_with_its_schedule() -> None:
+    setting = GaussianNoise(0.1, 0, ("linear", 0.5), 1000)
+    explorer = make_explorer(setting, BOX, 20_000, np.random.default_rng(0))
+    middle = np.tile((BOX.low + BOX.high) / 2, (20_000, 1))
+    for steps, sigma in ((0, 0.1), (500, 0.075), (1000, 0.05), (10**12, 0.05)):
+        found = (explorer.apply(middle, steps) - middle).std(axis=0)
+        np.testing.assert_allclose(found, sigma * HALVES, rtol=0.03)
+
+
+def test_correlated_noise_follows_its_schedule_in_each_environment() -> None:
+    """By the recursion of `OrnsteinUhlenbeck`, with the sigma of each step; an episode's end resets its environment."""
+    setting = OrnsteinUhlenbeck(0.2, 0.3, 0.5, 0, "linear", 40)
+    explorer = make_explorer(setting, BOX, 3, np.random.default_rng(7))
+    rng, state = np.random.default_rng(7), np.zeros((3, 2))
+    middle = np.tile((BOX.low + BOX.high) / 2, (3, 1))
+    for t in range(60):
+        sigma = 0.2 * max(0.0, 1.0 - t / 40)
+        state = state - 0.3 * 0.5 * state + sigma * 0.5**0.5 * rng.normal(size=(3, 2))
+        np.testing.assert_allclose(explorer.apply(middle, t), middle + HALVES * state, rtol=1e-5, atol=1e-6)
+        if t == 20:
+            explorer.end_episodes(np.array([False, True, False]))
+            state[1] = 0.0
+    assert np.abs(state).max() > 0.0, "it decays after the schedule's end"
+
+
+@pytest.mark.parametrize("noise", [GaussianNoise, OrnsteinUhlenbeck])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"schedule": "linear"}, {"steps": 100}, {"schedule": "cosine", "steps": 0}, {"schedule": "linear", "steps": 2.5}],
+)
+def test_a_noise_needs_the_steps_of_its_schedule(noise: Any, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="steps must be the environment steps, at least 1, in which sigma"):
+        noise(**wrong)
+    with pytest.raises(ConfigurationError, match=rf"{noise.__name__}\.schedule must be .*; found 'falling'"):
+        noise(schedule="falling", steps=10)
+
+
+@pytest.mark.slow
+def test_a_program_logs_the_noise_of_a_function(tmp_path: Path, quick_profiles: None, user_module: ModuleType) -> None:
+    settings = {"exploration": GaussianNoise(0.2, 50, user_module.warm_up, 1000)}
+    (tmp_path / "made").mkdir()
+    program = make_program(tmp_path / "made", trainer=TinyTD3, env="Pendulum-v1", settings=settings)
+    assert 'schedule="my_schedules:warm_up", steps=1000)' in program.read_text(encoding="utf-8")
+    results = tmp_path / "results"
+    code, output = run(program, "--serial", "--timesteps", "600", "--eval-episodes", "1", "--run-dir", str(results))
+    assert code == 0, output
+    with (results / "progress.csv").open(newline="", encoding="utf-8") as file:
+        last = list(csv.DictReader(file))[-1]
+    expected = 0.2 * user_module.warm_up(int(last["env_steps"]) / 1000)
+    assert float(last["noise_sigma"]) == pytest.approx(expected, rel=1e-3)
+
+
 @pytest.mark.parametrize("setting", [1, 2])
 def test_a_program_follows_a_function_of_a_module_elsewhere(
     tmp_path: Path, quick_profiles: None, user_module: ModuleType, setting: int
@@ -262,7 +330,7 @@ class = "pearl.algorithms:{algorithm}"
     file = tmp_path / "made.toml"
 
     def settings_of(algorithm: str, *settings: str) -> dict[str, Any]:
-        replay = "[replay]\nsize = 1000\n" if algorithm == "DQN" else ""
+        replay = "[replay]\nsize = 1000\n" if algorithm != "PPO" else ""
         file.write_text(toml.format(algorithm=algorithm, settings="\n".join(settings)) + replay, encoding="utf-8")
         return load_spec(file, progress=False)[0]._settings
 
@@ -275,6 +343,8 @@ class = "pearl.algorithms:{algorithm}"
     found = settings_of("DQN", 'learning_rate_schedule = "my_schedules:warm_up"', exploring)
     assert found["learning_rate_schedule"] == "my_schedules:warm_up"
     assert found["exploration"] == EpsilonGreedy(steps=50, schedule=("linear", 0.5))
+    noise = 'exploration = { kind = "GaussianNoise", schedule = ["linear", 0.1], steps = 900 }'
+    assert settings_of("TD3", noise)["exploration"] == GaussianNoise(schedule=("linear", 0.1), steps=900)
     for wrong, expected in (
         ('"falling"', r"\[trainer\] learning_rate_schedule: .* must be .*; found 'falling'"),
         ("0.5", r"\[trainer\] learning_rate_schedule: .*; found 0\.5"),
@@ -309,6 +379,12 @@ def test_a_policys_file_makes_nobody_import_anything(tmp_path: Path) -> None:
     content = json.loads(described_policy.to_json())
     assert "learning_rate_schedule" not in content["settings"]
     assert content["settings"]["exploration"]["start"] == content["settings"]["exploration"]["end"] == 0.5
+    noise = TinyTD3(OBS, BOX, exploration=GaussianNoise(0.4, None, halved, 10))
+    described_noise = PolicyDescription.of(
+        noise, {}, environment="", env_kwargs={}, observation_space=OBS, action_space=BOX
+    )
+    kept = json.loads(described_noise.to_json())["settings"]["exploration"]
+    assert (kept["sigma"], kept["schedule"], kept["steps"]) == (pytest.approx(0.2), "constant", None)
     content["settings"]["exploration"]["schedule"] = "antigravity:open"
     with pytest.raises(PolicyError, match="its schedule names code, 'antigravity:open'"):
         PolicyDescription.from_json(json.dumps(content), "policy.json")

@@ -76,7 +76,7 @@ MEANINGS = {
     "([more kinds on-policy](../on_policy.md#gae-and-heppos-pieces))",
     "saturation_penalty": "weight of the penalty on outputs beyond 2 before tanh",
     "scale_observations": "scale observations to [-1, 1] by the bounds of their space",
-    "sequence_length": "steps in a sequence, which is a row of the replay",
+    "sequence_length": "steps in a sequence, which is trained on as a whole",
     "sequence_overlap": "steps that a sequence has in common with the one before",
     "shared_layers": "policy and value network share their hidden layers",
     "target_critics": "critics, drawn for each step, whose smallest value is the target",

@@ -13,10 +13,9 @@ from composer.on_policy.matrix import RolloutMatrix
 from composer.on_policy.placement import RolloutPlacement
 from composer.on_policy.problem import RolloutProblem
 from pearl.actors.environment import check_evaluation_env, probe
-from pearl.algorithms.on_policy import OnPolicyTrainer
-from pearl.algorithms.trainer import Trainer, make_trainer, uses_masks
+from pearl.algorithms.on_policy import OnPolicyTrainer, rollout_transition
+from pearl.algorithms.trainer import Trainer, make_trainer
 from pearl.errors import ConfigurationError, TrainerError
-from pearl.rollout.columns import rollout_columns
 from pearl.spec import ActorSpec, ReplaySpec, RolloutSpec, TrainSpec, check_minibatches
 
 ROLLOUT_TRAINING = ("batch_size", "gamma")  # fields of TrainSpec that mean something without a replay
@@ -98,12 +97,15 @@ def rollout_problem(
     batch = trainer.default_batch(spec.horizon * actors.env_count)
     train = TrainSpec(**{"batch_size": batch, "gamma": trainer.gamma, **training})
     check_minibatches(spec, actors, train)
+    transition = rollout_transition(trainer_class, observation_space, action_space, settings)
+    if transition.rollout_sequences is not None:
+        transition.rollout_sequences.check(spec, train)
     problem = RolloutProblem(
         trainer_class=trainer_class,
         settings=dict(settings),
         observation_space=observation_space,
         action_space=action_space,
-        transition=rollout_columns(observation_space, action_space, masked=uses_masks(trainer)),
+        transition=transition,
         rollout=spec,
         train=train,
         actors=actors,

@@ -8,8 +8,8 @@ import numpy as np
 
 from composer.problem import TrainingProblem
 from pearl.replay.synthetic import random_transitions
-from pearl.rollout.columns import ADVANTAGE, LOG_PROB, RETURN
-from pearl.spec import ACTION, ACTION_MASK, OBS, RolloutSpec, TransitionSpec
+from pearl.rollout.columns import ADVANTAGE, BEGINS, LOG_PROB, RETURN, message_fields
+from pearl.spec import ACTION, ACTION_MASK, OBS, STATE, RolloutSpec, TransitionSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,4 +33,8 @@ class RolloutProblem(TrainingProblem):
         }
         for name in (ADVANTAGE, RETURN):
             columns[name] = rng.standard_normal(self.rows, np.float32)
+        if self.transition.rollout_sequences is not None:
+            columns[BEGINS] = np.zeros(self.rows, bool)
+            fields = message_fields(self.transition, self.rollout.horizon, self.actors.env_count)
+            columns |= {f.name: np.zeros(f.shape, np.float32) for f in fields if f.name == STATE}
         return columns

@@ -24,7 +24,7 @@ from pearl.actors.sequence_window import SequenceWindow
 from pearl.actors.vectorization import autoreset_mode
 from pearl.errors import ConfigurationError, EnvError, TrainerError
 from pearl.exploration import Exploration, PolicySampling, make_explorer
-from pearl.rollout.columns import last_value_field
+from pearl.rollout.columns import message_fields
 from pearl.spec import (
     ACTION_MASK,
     NEXT_ACTION_MASK,
@@ -74,7 +74,10 @@ class ActorSetup:
     @property
     def further_fields(self) -> tuple[FieldSpec, ...]:
         """The fields of a DCQ message that only some actors have."""
-        return () if self.rollout is None else (last_value_field(self.spec.envs_per_actor),)
+        if self.rollout is None:
+            return ()
+        assert self.transition is not None
+        return message_fields(self.transition, self.rollout.horizon, self.spec.envs_per_actor)
 
 
 def message_rows(actors: ActorSpec, train: TrainSpec, steps: int = STEPS_PER_MESSAGE) -> int:
@@ -142,17 +145,31 @@ class RecurrentPolicy(Policy, Protocol):
         """
 
 
+@runtime_checkable
+class RecurrentRolloutPolicy(RecurrentPolicy, Protocol):
+    """On-policy: a policy that remembers. The states of rollouts may hold more than those of `act_from`."""
+
+    def sample_from(self, obs: np.ndarray, noise: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `act_from`, drawn by the noise of `explore_into`."""
+
+    def initial_rollout_state(self, count: int) -> np.ndarray:
+        """The states `(count, size)` float32 of rollouts at the beginning of an episode."""
+
+    def explore_from(
+        self, obs: np.ndarray, noise: np.ndarray, state: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Drawn actions `(envs, *action)`, log probabilities and values `(envs,)`, and the next states of rollouts."""
+
+    def value_from(self, obs: np.ndarray, state: np.ndarray) -> np.ndarray:
+        """Values `(envs,)` float32 in states of rollouts."""
+
+
 class CarriedState:
-    """The recurrent states of `policy` in `envs` environments, from step to step."""
+    """The recurrent states of environments, from step to step; `initial` `(envs, size)` are those of a new episode."""
 
-    def __init__(self, policy: RecurrentPolicy, envs: int) -> None:
-        self._policy, self._initial = policy, policy.initial_state(envs)
-        self.now = self._initial.copy()
-
-    def act(self, obs: np.ndarray) -> np.ndarray:
-        """Greedy actions `(envs, *action)` for observations `(envs, *obs)`; the states move on."""
-        actions, self.now = self._policy.act_from(obs, self.now)
-        return actions
+    def __init__(self, initial: np.ndarray) -> None:
+        self._initial = initial
+        self.now = initial.copy()
 
     def clear(self, begins: np.ndarray) -> None:
         """Go back to the initial state in the environments `(envs,)` bool where an episode begins next."""
@@ -322,7 +339,8 @@ class Actor(VectorActor):
     def reset(self, seed: int | None) -> None:
         """Start new episodes everywhere."""
         self._obs = self._first_observations(seed)
-        self._memory = CarriedState(self.policy, self._count) if isinstance(self.policy, RecurrentPolicy) else None
+        policy = self.policy
+        self._memory = CarriedState(policy.initial_state(self._count)) if isinstance(policy, RecurrentPolicy) else None
         self._begins = True
         self._ended, self._any_ended = np.zeros(self._count, bool), False
         self._episodes = _Episodes(self._count)
@@ -449,7 +467,9 @@ class Actor(VectorActor):
 
     def _policy_action(self) -> np.ndarray:
         if self._memory is not None:
-            return self._memory.act(self._obs)
+            assert isinstance(self.policy, RecurrentPolicy)
+            actions, self._memory.now = self.policy.act_from(self._obs, self._memory.now)
+            return actions
         if not self._samples:
             return self.policy.act(self._obs, self._masks)
         return self.policy.sample(self._obs, self.rng.standard_normal(self._action_shape, np.float32))

@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from gymnasium import spaces
 
-from pearl.actors.actor import Actor, ActorSetup, VectorActor
+from pearl.actors.actor import (
+    Actor,
+    ActorSetup,
+    CarriedState,
+    RecurrentPolicy,
+    RecurrentRolloutPolicy,
+    VectorActor,
+)
 from pearl.errors import EnvError, TrainerError
 from pearl.rollout.columns import BONUS, END, ENDED, GOES_ON, LAST_VALUE, LOG_PROB, NO_STEP, VALUE
-from pearl.spec import ACTION, ACTION_MASK, OBS, REWARD
+from pearl.spec import ACTION, ACTION_MASK, OBS, REWARD, STATE
 
 if TYPE_CHECKING:
     from pearl.algorithms.trainer import TrainerLike
@@ -22,7 +29,8 @@ class RolloutActor(VectorActor):
     """Steps its environments by actions that the policy draws, for a whole horizon with the same weights.
 
     Rows of a message are `step * envs + environment`. Where a time limit ends an episode, the value of its last
-    observation counts as what would have followed.
+    observation counts as what would have followed. The states of a recurrent policy go on from one message to the next,
+    and begin again with each episode.
     """
 
     def __init__(
@@ -34,11 +42,27 @@ class RolloutActor(VectorActor):
         space = self.envs.single_action_space
         self._bounds = (space.low, space.high) if isinstance(space, spaces.Box) else None
         self._noise_size = math.prod(space.shape or ())
+        self._recurrent = self._recurrent_policy()
         self.reset(self._env_seed)
+
+    def _recurrent_policy(self) -> RecurrentRolloutPolicy | None:
+        """The policy if it remembers; TrainerError unless the trainer class declares sequences then, and only then."""
+        declared, policy = self.transition.rollout_sequences is not None, self.policy
+        if declared and isinstance(policy, RecurrentRolloutPolicy):
+            return policy
+        if declared or isinstance(policy, RecurrentPolicy):
+            raise TrainerError(
+                f"{type(self.trainer).__name__} must declare rollout_sequences and have the methods of "
+                "pearl.algorithms.trainer.RecurrentRolloutTrainer, or neither, to collect rollouts. Derive it from "
+                "pearl.algorithms.RecurrentPPO."
+            )
+        return None
 
     def reset(self, seed: int | None) -> None:
         """Start new episodes everywhere."""
         self._obs = self._first_observations(seed)
+        recurrent = self._recurrent
+        self._memory = None if recurrent is None else CarriedState(recurrent.initial_rollout_state(self._count))
         self._ended = np.zeros(self._count, bool)  # by the last step, where the next step only resets
         self._any_ended = False
         self._returns, self._lengths = np.zeros(self._count), np.zeros(self._count, np.int64)
@@ -53,13 +77,19 @@ class RolloutActor(VectorActor):
         end[:], bonus[:] = GOES_ON, 0.0
         noise, masks = self._noise(horizon), columns.get(ACTION_MASK)
         explore, step, taken, on_step = self.policy.explore_into, self.envs.step, self._taken, self._on_step
+        memory, states = self._memory, message.get(STATE)
         obs[0] = self._obs
         for t in range(horizon):
             drawn = action[t]
             if masks is not None:
                 assert self._masks is not None
                 masks[t] = self._masks
-            explore(obs[t], noise[t], drawn, log_prob[t], value[t], self._masks)
+            if memory is None:
+                explore(obs[t], noise[t], drawn, log_prob[t], value[t], self._masks)
+            else:
+                assert states is not None
+                self._record_state(states, t, memory)
+                drawn[:], log_prob[t], value[t] = self._explore_from(obs[t], noise[t], memory)
             next_obs, reward[t], terminated, truncated, info = step(taken(drawn))
             done = terminated | truncated
             if self._mask_reader is not None:
@@ -75,17 +105,40 @@ class RolloutActor(VectorActor):
                     bonus[t, limited] = self._gamma * self._values_after(limited, next_obs, info)
                 if not self._same_step:
                     self._ended, self._any_ended = done, True
+            if memory is not None:
+                memory.clear(end[t] != GOES_ON)
             if t + 1 < horizon:
                 obs[t + 1] = next_obs
             on_step()
         self._obs = np.array(next_obs, self._obs_dtype, order="C")
-        message[LAST_VALUE][:] = self.policy.value(self._obs)
+        message[LAST_VALUE][:] = self._values(self._obs, slice(None))
         self._check_finite(columns)
         steps = rows - int(np.count_nonzero(end == NO_STEP))
         self.env_steps += steps * self.setup.spec.count
         episodes = self._count_episodes(message, reward, end)
         message["counts"][:] = (episodes, steps, self.setup.index, self._policy_version)
         return rows
+
+    def _record_state(self, states: np.ndarray, t: int, memory: CarriedState) -> None:
+        """Keep the states before step `t` of the rollout if a sequence begins with it."""
+        assert self.transition.rollout_sequences is not None
+        number, within = divmod(t, self.transition.rollout_sequences.length)
+        if within == 0:
+            states[number] = memory.now
+
+    def _explore_from(
+        self, obs: np.ndarray, noise: np.ndarray, memory: CarriedState
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        assert self._recurrent is not None
+        action, log_prob, value, memory.now = self._recurrent.explore_from(obs, noise, memory.now)
+        return action, log_prob, value
+
+    def _values(self, obs: np.ndarray, envs: np.ndarray | slice) -> np.ndarray:
+        """The values of observations of the environments `envs`, of a recurrent policy in their states."""
+        if self._memory is None:
+            return self.policy.value(obs)
+        assert self._recurrent is not None
+        return self._recurrent.value_from(obs, self._memory.now[envs])
 
     def _noise(self, horizon: int) -> np.ndarray:
         shape = (horizon, self._count, self._noise_size)
@@ -103,7 +156,7 @@ class RolloutActor(VectorActor):
     def _values_after(self, limited: np.ndarray, next_obs: np.ndarray, info: Mapping[str, np.ndarray]) -> np.ndarray:
         """The values of the last observations of the episodes that ended in the environments `limited`."""
         last = [info["final_obs"][env] for env in limited] if self._same_step else next_obs[limited]
-        return self.policy.value(np.ascontiguousarray(np.stack(list(last)), self._obs_dtype))
+        return self._values(np.ascontiguousarray(np.stack(list(last)), self._obs_dtype), limited)
 
     def _count_episodes(self, message: Mapping[str, np.ndarray], reward: np.ndarray, end: np.ndarray) -> int:
         """Write returns and lengths of the episodes that ended, in the order of their ends; return their number."""

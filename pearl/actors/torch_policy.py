@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from pearl.algorithms.on_policy import OnPolicyTrainer
-from pearl.algorithms.trainer import RecurrentTrainer, SamplesActions, TrainerLike, set_evaluation_mode
+from pearl.algorithms.trainer import (
+    RecurrentRolloutTrainer,
+    RecurrentTrainer,
+    SamplesActions,
+    TrainerLike,
+    set_evaluation_mode,
+)
 from pearl.lazy_torch import torch
 from pearl.learner.torch_learner import load_policy_weights
 
@@ -82,13 +90,51 @@ class RecurrentTorchPolicy(TorchPolicy):
     def act_from(self, obs: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Greedy actions `(envs, *action)` for `obs` `(envs, *obs)` in `state` `(envs, size)`; the next states."""
         with torch.inference_mode():
-            inputs = (torch.from_numpy(array).to(self._device) for array in (obs, state))
-            action, next_state = self._recurrent.get_action_from(*inputs)
+            action, next_state = self._recurrent.get_action_from(*self._on_device(obs, state))
             return action.cpu().numpy(), next_state.cpu().numpy()
+
+    def _on_device(self, *arrays: np.ndarray) -> Iterator[torch.Tensor]:
+        return (torch.from_numpy(array).to(self._device) for array in arrays)
+
+
+class RecurrentRolloutTorchPolicy(RecurrentTorchPolicy):
+    """The same for on-policy trainers: see `pearl.actors.actor.RecurrentRolloutPolicy`."""
+
+    def __init__(self, trainer: TrainerLike) -> None:
+        super().__init__(trainer)
+        assert isinstance(trainer, RecurrentRolloutTrainer)
+        self._collects = trainer
+
+    def sample_from(self, obs: np.ndarray, noise: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `act_from`, drawn from the policy's distribution by `noise` `(envs, size)` float32."""
+        with torch.inference_mode():
+            action, after = self._collects.sample_action_from(*self._on_device(obs, noise, state))
+            return action.cpu().numpy(), after.cpu().numpy()
+
+    def initial_rollout_state(self, count: int) -> np.ndarray:
+        """The states `(count, size)` float32 of rollouts at the beginning of an episode."""
+        with torch.inference_mode():
+            return self._collects.initial_rollout_state(count).cpu().numpy()
+
+    def explore_from(
+        self, obs: np.ndarray, noise: np.ndarray, state: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """As `explore`, in states `(envs, size)` of rollouts; also the next states."""
+        with torch.inference_mode():
+            found = self._collects.explore_from(*self._on_device(obs, noise, state))
+            action, log_prob, value, after = (part.cpu().numpy() for part in found)
+            return action, log_prob, value, after
+
+    def value_from(self, obs: np.ndarray, state: np.ndarray) -> np.ndarray:
+        """As `value`, in states `(envs, size)` of rollouts."""
+        with torch.inference_mode():
+            return self._collects.values_from(*self._on_device(obs, state)).cpu().numpy()
 
 
 def torch_policy(trainer: TrainerLike) -> TorchPolicy:
     """The policy of `trainer` in torch, which remembers if the trainer's does."""
+    if isinstance(trainer, RecurrentRolloutTrainer):
+        return RecurrentRolloutTorchPolicy(trainer)
     return RecurrentTorchPolicy(trainer) if isinstance(trainer, RecurrentTrainer) else TorchPolicy(trainer)
 
 

@@ -12,6 +12,7 @@ from pearl.algorithms.droq import DroQ as DroQ
 from pearl.algorithms.crossq import CrossQ as CrossQ
 from pearl.algorithms.ppo import PPO as PPO
 from pearl.algorithms.ppo import A2C as A2C
+from pearl.algorithms.recurrent_ppo import RecurrentPPO as RecurrentPPO
 # isort: on
 
 from pearl.algorithms.batch import Batch as Batch

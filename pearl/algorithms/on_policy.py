@@ -6,7 +6,7 @@ import abc
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -29,13 +29,17 @@ from pearl.algorithms.arrays import (
 from pearl.algorithms.inputs import takes_cnn
 from pearl.algorithms.spaces import ActionKind, check_observations
 from pearl.algorithms.suggestions import Choice, Facts, choose_gamma, choose_normalization, return_size
-from pearl.algorithms.trainer import DataFlowKind, Trainer
+from pearl.algorithms.trainer import DataFlowKind, Trainer, uses_masks
 from pearl.algorithms.update_frequency import FREQ, STEPS
 from pearl.errors import EnvError
 from pearl.exploration import Exploration
 from pearl.lazy_torch import nn, torch
 from pearl.learner.flat import FlatParameters
-from pearl.spec import ACTION_MASK
+from pearl.rollout.columns import BEGINS, rollout_columns
+from pearl.spec import ACTION, ACTION_MASK, OBS, STATE, RolloutSequences, TransitionSpec
+
+if TYPE_CHECKING:
+    from pearl.algorithms.policy_and_value import PolicyAndValue
 
 _HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 _SMALLEST = 1e-8
@@ -48,6 +52,10 @@ class Minibatch(NamedTuple):
 
     `log_prob` and `value` are those of the policy that acted; `ret` is the return that the value network learns. With
     action masks, `action_mask` `(batch, choices)` is not 0 where an action was allowed.
+
+    Of a recurrent policy, the rows are sequences of equal length, one after the other: `state` `(sequences, size)` is
+    the recurrent state before each, `begins` `(batch,)` bool is where an episode begins, and `real` `(batch,)` bool is
+    False where the environment was reset in place of a step (None: nowhere).
     """
 
     obs: torch.Tensor
@@ -57,10 +65,14 @@ class Minibatch(NamedTuple):
     advantage: torch.Tensor
     ret: torch.Tensor
     action_mask: torch.Tensor | None = None
+    begins: torch.Tensor | None = None
+    real: torch.Tensor | None = None
+    state: torch.Tensor | None = None
 
     def rows(self, picked: torch.Tensor) -> Minibatch:
-        """The rows with the numbers `picked`."""
-        return Minibatch(*(None if column is None else column[picked] for column in self))  # type: ignore[arg-type]
+        """The rows with the numbers `picked`, or where `picked` `(batch,)` bool is True; without `state`."""
+        columns = self._replace(state=None)
+        return Minibatch(*(None if column is None else column[picked] for column in columns))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -200,6 +212,13 @@ class OnPolicyTrainer(Trainer):
         """Rollouts."""
         return "rollout"
 
+    @classmethod
+    def rollout_sequences(
+        cls, observation_space: gym.Space[Any], settings: Mapping[str, Any]
+    ) -> RolloutSequences | None:
+        """The sequences that a recurrent policy with `settings` is trained on; None: the policy remembers nothing."""
+        return None
+
     def default_batch(self, transitions: int) -> int:
         """Transitions of a minibatch out of a rollout of `transitions`, where the training's settings name none."""
         return self.batch_size
@@ -307,7 +326,7 @@ class OnPolicyTrainer(Trainer):
 
     def build(self) -> None:
         """Policy and value network, their optimizer, and statistics of observations if these are normalised."""
-        from pearl.algorithms.policy_and_value import ObservationStatistics, PolicyAndValue
+        from pearl.algorithms.policy_and_value import ObservationStatistics
 
         features, width = self.build_features()
         shared = self.shared_layers or takes_cnn(self.input_shape)
@@ -315,11 +334,23 @@ class OnPolicyTrainer(Trainer):
         value = self.build_value(*((features, width) if shared else self.build_features()))
         log_std = None if self.distribution.sizes else torch.full((self.distribution.size,), self.initial_log_std)
         normalized = self.input_shape if self.normalize_observations else None
-        self.networks = PolicyAndValue(policy, value, log_std, normalized).to(self.device)
+        self.networks = self._joined(policy, value, log_std, normalized, shared).to(self.device)
         self._flat = FlatParameters(self.networks)
         self.optimizer = self.build_optimizer(self._flat.parameter)
         if self.normalize_observations:
             self.observation_statistics = ObservationStatistics(self.input_shape)
+
+    def _joined(
+        self,
+        policy: nn.Module,
+        value: nn.Module,
+        log_std: torch.Tensor | None,
+        normalized: tuple[int, ...] | None,
+        shared: bool,
+    ) -> PolicyAndValue:
+        from pearl.algorithms.policy_and_value import PolicyAndValue
+
+        return PolicyAndValue(policy, value, log_std, normalized)
 
     def build_optimizer(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
         """The optimizer of all weights, in one flat `parameter`."""
@@ -372,7 +403,8 @@ class OnPolicyTrainer(Trainer):
         if not isinstance(space, spaces.Box):
             return action
         low, high = (torch.as_tensor(bound, device=action.device) for bound in (space.low, space.high))
-        return torch.clamp(action, low, high)
+        # A conversion to its own dtype: after an LSTM, the exporter to ONNX knows of none, which its clamp needs.
+        return torch.clamp(action.to(action.dtype), low, high)
 
     # --- training ---------------------------------------------------------------------------------------------------
 
@@ -390,6 +422,12 @@ class OnPolicyTrainer(Trainer):
         flat = action.reshape(len(action), -1)
         log_prob = self.distribution.log_prob(outputs, self.networks.log_std, flat)
         return log_prob, self.distribution.entropy(outputs, self.networks.log_std), values
+
+    def evaluate_rollout(self, rollout: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The same `(rows,)` of the Learner's columns of a whole rollout, without gradients."""
+        masks = (rollout[ACTION_MASK],) if ACTION_MASK in rollout else ()
+        with torch.no_grad():
+            return self.evaluate_actions(rollout[OBS], rollout[ACTION], *masks)
 
     @abc.abstractmethod
     def update_minibatch(self, minibatch: Minibatch) -> tuple[dict[str, float], bool]:
@@ -447,8 +485,18 @@ def _parts(outputs: torch.Tensor, sizes: tuple[int, ...]) -> tuple[torch.Tensor,
 
 def present_policy(trainer: OnPolicyTrainer, rollout: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Log probabilities of a rollout's actions, and values, by the trainer's present weights, `(count,)` float32."""
-    obs, action = (torch.from_numpy(rollout[name]).to(trainer.device) for name in ("obs", "action"))
-    masks = (torch.from_numpy(rollout[ACTION_MASK]).to(trainer.device),) if ACTION_MASK in rollout else ()
-    with torch.no_grad():
-        log_prob, _, values = trainer.evaluate_actions(obs, action, *masks)
+    names = (OBS, ACTION, ACTION_MASK, BEGINS, STATE)
+    columns = {name: torch.from_numpy(rollout[name]).to(trainer.device) for name in names if name in rollout}
+    log_prob, _, values = trainer.evaluate_rollout(columns)
     return log_prob.cpu().numpy(), values.cpu().numpy()
+
+
+def rollout_transition(
+    trainer_class: type, observation_space: gym.Space[Any], action_space: gym.Space[Any], settings: Mapping[str, Any]
+) -> TransitionSpec:
+    """What Actors of a trainer class with `settings` record of each step of a rollout."""
+    sequences = None
+    if issubclass(trainer_class, OnPolicyTrainer):
+        sequences = trainer_class.rollout_sequences(observation_space, settings)
+    masked = uses_masks(trainer_class, settings)
+    return rollout_columns(observation_space, action_space, masked=masked, sequences=sequences)

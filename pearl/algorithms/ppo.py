@@ -27,7 +27,10 @@ from pearl.algorithms.update_rule import (
 from pearl.lazy_torch import nn, torch
 from pearl.schedules import Schedule, factor_at
 
-_STEP = ("update_minibatch", "update_policy", "loss", "after_rollout", "evaluate_actions", "set_progress")
+_STEP = (
+    *("update_minibatch", "update_policy", "loss", "clipped_loss", "after_rollout", "evaluate_actions"),
+    "set_progress",
+)
 _POLICY = ("get_action", "explore", "values", "in_space", "policy")
 _ROLLOUT_ROWS = 2048  # of Schulman et al. 2017, Table 3
 
@@ -115,9 +118,14 @@ class PPO(OnPolicyTrainer):
 
     def loss(self, minibatch: Minibatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """The loss, and its parts: policy_loss, value_loss, entropy, approximate_kl and clip_fraction, scalars."""
-        advantage = normalized(minibatch.advantage) if self.normalize_advantages else minibatch.advantage
         masks = () if minibatch.action_mask is None else (minibatch.action_mask,)
-        log_prob, entropy, value = self.evaluate_actions(minibatch.obs, minibatch.action, *masks)
+        return self.clipped_loss(minibatch, *self.evaluate_actions(minibatch.obs, minibatch.action, *masks))
+
+    def clipped_loss(
+        self, minibatch: Minibatch, log_prob: torch.Tensor, entropy: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The same for log probabilities, entropies and values `(batch,)` by the present networks."""
+        advantage = normalized(minibatch.advantage) if self.normalize_advantages else minibatch.advantage
         log_ratio = log_prob - minibatch.log_prob
         ratio, clip = log_ratio.exp(), self.present_clip_range
         clipped = ratio.clamp(1.0 - clip, 1.0 + clip)

@@ -112,7 +112,7 @@ class RecurrentDQN(DQN):
     def build_q_network(self) -> RecurrentNetwork:
         """The action-value network: DQN's hidden layers or CNN, the recurrent layer, and a linear or dueling head."""
         from pearl.algorithms.networks import DuelingHead, q_network
-        from pearl.algorithms.recurrent_networks import RecurrentNetwork
+        from pearl.algorithms.recurrent_networks import RecurrentNetwork, recurrent_layer
 
         assert isinstance(self.action_space, spaces.Discrete)
         actions, size = int(self.action_space.n), self.recurrent_size
@@ -127,7 +127,7 @@ class RecurrentDQN(DQN):
         )
         assert isinstance(head, nn.Linear)
         values = DuelingHead(size, actions, size) if self.dueling else nn.Linear(size, actions)
-        return RecurrentNetwork(nn.Sequential(*trunk), head.in_features, self.cell, size, values)
+        return RecurrentNetwork(nn.Sequential(*trunk), recurrent_layer(self.cell, head.in_features, size), values)
 
     def check_networks(self) -> None:
         """Check that there is one output for each action, and a state of the declared size."""

@@ -79,6 +79,30 @@ class RecurrentTrainer(Protocol):
         """Greedy actions `(envs, *action)` for `obs` `(envs, *obs)` in `state` `(envs, size)`, and the next states."""
 
 
+@runtime_checkable
+class RecurrentRolloutTrainer(RecurrentTrainer, Protocol):
+    """What an on-policy trainer has in addition whose policy remembers.
+
+    Rollouts are collected in states that may hold more than the policy's: a value network may remember, too.
+    """
+
+    def sample_action_from(
+        self, obs: torch.Tensor, noise: torch.Tensor, state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `get_action_from`, drawn from the policy's distribution by `noise` `(envs, size)`."""
+
+    def initial_rollout_state(self, count: int) -> torch.Tensor:
+        """The states `(count, size)` float32 at the beginning of an episode, in which rollouts are collected."""
+
+    def explore_from(
+        self, obs: torch.Tensor, noise: torch.Tensor, state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Drawn actions `(envs, *action)`, their log probabilities and the values `(envs,)`, and the next states."""
+
+    def values_from(self, obs: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """Values `(envs,)` in such states."""
+
+
 class Phase(NamedTuple):
     """One backward pass and weight update: `compute` runs for each sub-batch, then `apply` runs once.
 

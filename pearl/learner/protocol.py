@@ -143,6 +143,10 @@ class RolloutLearner(Protocol):
         by Philox, the same on every device; the last one may be smaller. The result also has `minibatches`, the steps
         made, and `epochs`, begun.
 
+        Of a recurrent policy there are also `begins` `(count,)` bool, whether an episode begins with the step, and
+        `state` `(sequences of an environment, envs, size)`, the states before the sequences that divide each
+        environment's steps: minibatches are then whole sequences, in an order drawn in the same way.
+
         Raises TrainerError if a loss or gradient is not finite.
         """
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from gymnasium import spaces
 
+from pearl.action_masks import mask_parts
 from pearl.actors.actor import first_action
-from pearl.algorithms.trainer import Trainer, modules_of, set_evaluation_mode
+from pearl.algorithms.trainer import RecurrentTrainer, Trainer, modules_of, set_evaluation_mode
 from pearl.atomic_file import write_bytes
 from pearl.errors import PolicyError
 from pearl.extras import import_extra
@@ -46,6 +47,10 @@ def export_policy(policy: SavedPolicy, path: str | Path, format: Format) -> Path
     `(batch, *action)`, as `predict` does with deterministic actions: normalisation, scaling, `tanh` and argmax are in
     the graph, and the batch may have any size. "safetensors" holds the weights that acting needs, and the policy's
     description as metadata: `pearl.load_policy` reads it.
+
+    A policy with action masks has a second input, `action_mask` `(batch, choices)` bool. A recurrent policy also takes
+    `state` `(batch, size)` float32 and `episode_start` `(batch,)` bool, and returns `action` and `next_state`, as
+    `predict_with_state` does: where an episode starts, the state that was passed counts for nothing.
 
     Raises PolicyError if the policy cannot be traced, or acts otherwise than `predict` once exported;
     MissingExtraError if `onnx` and `onnxruntime` are missing.
@@ -83,21 +88,49 @@ def _safetensors(policy: SavedPolicy) -> bytes:
     return safetensors.torch.save(tensors, metadata)
 
 
-def _traced(policy: SavedPolicy) -> tuple[Any, torch.Tensor]:
-    """The policy as a TorchScript module, and an example of its input."""
+Arrays: TypeAlias = "Sequence[np.ndarray]"
+
+
+class _Graph(NamedTuple):
+    """What a graph takes and gives, in order, and the method of the trainer that it follows."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    method: str
+
+    @classmethod
+    def of(cls, policy: SavedPolicy) -> _Graph:
+        if policy.is_recurrent:
+            return cls(("observation", "state", "episode_start"), ("action", "next_state"), "get_action_from")
+        return cls(("observation", "action_mask") if policy.uses_masks else ("observation",), ("action",), "get_action")
+
+    def random_inputs(self, policy: SavedPolicy, count: int, seed: int) -> list[np.ndarray]:
+        """Inputs of a batch of `count`, with masks that allow something and states of any episode."""
+        rng, found = np.random.default_rng(seed), [_random_observations(policy, count, seed)]
+        if "action_mask" in self.inputs:
+            parts = []
+            for choices in mask_parts(policy.action_space):
+                part = rng.random((count, choices)) < 0.5
+                part[np.arange(count), rng.integers(choices, size=count)] = True
+                parts.append(part)
+            found.append(np.concatenate(parts, axis=1))
+        if "state" in self.inputs:
+            size = policy.initial_state(1).shape[1]
+            found += [rng.uniform(-1.0, 1.0, (count, size)).astype(np.float32), rng.random(count) < 0.3]
+        return found
+
+    def expected(self, policy: SavedPolicy, inputs: Arrays) -> list[np.ndarray]:
+        """What the policy gives for them."""
+        observation, *further = inputs
+        if policy.is_recurrent:
+            state, episode_start = further
+            return list(policy.predict_with_state(observation, state, episode_start))
+        return [policy.predict(observation, action_masks=further[0] if further else None)]
+
+
+def _traced(policy: SavedPolicy, graph: _Graph) -> tuple[Any, tuple[torch.Tensor, ...]]:
+    """The policy as a TorchScript module, and an example of its inputs."""
     import torch
-
-    if policy.uses_masks:
-        raise PolicyError(
-            f"The policy of {policy.env} chooses by action masks, which graphs of ONNX and TorchScript do not take. "
-            "Export it as safetensors, and pass the masks to predict."
-        )
-
-    if policy.is_recurrent:
-        raise PolicyError(
-            f"The policy of {policy.env} is recurrent; graphs of ONNX and TorchScript without a state are all that is "
-            "exported. Export it as safetensors, and call predict_with_state."
-        )
 
     trainer = policy.trainer.in_torch() if isinstance(policy.trainer, Trainer) else policy.trainer
     actions, is_box = policy.action_space, isinstance(policy.action_space, spaces.Box)
@@ -113,6 +146,17 @@ def _traced(policy: SavedPolicy) -> tuple[Any, torch.Tensor]:
     if moments is not None:
         mean, scale = (torch.from_numpy(part.astype(np.float32)) for part in (moments.mean, moments.scale))
 
+    def as_seen(observation: torch.Tensor) -> torch.Tensor:
+        inputs = observation if observation.dtype == torch.uint8 else observation.float()
+        if moments is not None:
+            inputs = ((inputs - mean) * scale).clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)
+        return inputs
+
+    def as_taken(found: torch.Tensor) -> torch.Tensor:
+        if is_box:
+            return torch.minimum(torch.maximum(found.to(dtype), low), high)
+        return (found + first).to(dtype)
+
     class Acting(torch.nn.Module):
         """From raw observations to final actions; the trainer's networks are members, so that they are saved."""
 
@@ -122,25 +166,41 @@ def _traced(policy: SavedPolicy) -> tuple[Any, torch.Tensor]:
                 self.add_module(name, module)
 
         def forward(self, observation: torch.Tensor) -> torch.Tensor:
-            inputs = observation if observation.dtype == torch.uint8 else observation.float()
-            if moments is not None:
-                inputs = ((inputs - mean) * scale).clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)
-            found = trainer.get_action(inputs)
-            if is_box:
-                return torch.minimum(torch.maximum(found.to(dtype), low), high)
-            return (found + first).to(dtype)
+            return as_taken(trainer.get_action(as_seen(observation)))
 
-    example = torch.from_numpy(_random_observations(policy, 2, seed=0))
+    class Masked(Acting):
+        """The same of the actions that a mask allows."""
+
+        def forward(self, observation: torch.Tensor, action_mask: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return as_taken(trainer.get_action(as_seen(observation), action_mask))  # type: ignore[call-arg]
+
+    class Recurrent(Acting):
+        """The same from a state on, and the next one."""
+
+        def forward(  # type: ignore[override]
+            self, observation: torch.Tensor, state: torch.Tensor, episode_start: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            assert isinstance(trainer, RecurrentTrainer)
+            before = torch.where(episode_start.unsqueeze(1), initial, state)
+            action, after = trainer.get_action_from(as_seen(observation), before)
+            return as_taken(action), after
+
+    kind = Acting
+    if policy.is_recurrent:
+        kind, initial = Recurrent, torch.from_numpy(policy.initial_state(1))
+    elif policy.uses_masks:
+        kind = Masked
+    example = tuple(torch.from_numpy(given) for given in graph.random_inputs(policy, 2, seed=0))
     training = set_evaluation_mode(trainer)
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, of constants in the trace: the comparison finds wrong ones
-            module: Any = torch.jit.trace(Acting().eval(), (example,), check_trace=False)  # type: ignore[no-untyped-call]
+            module: Any = torch.jit.trace(kind().eval(), example, check_trace=False)  # type: ignore[no-untyped-call]
             return module, example
     except Exception as error:  # a trainer's own code may do anything
         raise PolicyError(
             f"The policy of {policy.description.trainer.name} cannot be traced by torch: {_first_line(error)} "
-            "get_action must be made of torch operations."
+            f"{graph.method} must be made of torch operations."
         ) from error
     finally:
         for trained in training:
@@ -157,7 +217,8 @@ def _torchscript(policy: SavedPolicy) -> bytes:
 
     import torch
 
-    module, _ = _traced(policy)
+    graph = _Graph.of(policy)
+    module, _ = _traced(policy, graph)
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that torch.export is newer: its files need the Python that wrote them
@@ -165,12 +226,12 @@ def _torchscript(policy: SavedPolicy) -> bytes:
         buffer.seek(0)
         loaded: Any = torch.jit.load(buffer)  # type: ignore[no-untyped-call]
 
-    def act(obs: np.ndarray) -> np.ndarray:
+    def act(inputs: Arrays) -> list[np.ndarray]:
         with torch.no_grad():
-            found: np.ndarray = loaded(torch.from_numpy(obs)).numpy()
-            return found
+            found = loaded(*map(torch.from_numpy, inputs))
+        return [made.numpy() for made in (found if isinstance(found, tuple) else (found,))]
 
-    _compare(policy, act, "TorchScript")
+    _compare(policy, graph, act, "TorchScript")
     return buffer.getvalue()
 
 
@@ -181,20 +242,21 @@ def _onnx(policy: SavedPolicy) -> bytes:
     runtime = import_extra("onnxruntime", "export", "An export to ONNX")
     import torch
 
-    module, example = _traced(policy)
+    graph = _Graph.of(policy)
+    module, example = _traced(policy, graph)
     buffer = io.BytesIO()
-    axes = {"observation": {0: "batch"}, "action": {0: "batch"}}
+    axes = {name: {0: "batch"} for name in (*graph.inputs, *graph.outputs)}
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that this exporter is the older one; it needs no further package
             torch.onnx.export(
                 module,
-                (example,),
+                example,
                 buffer,  # type: ignore[arg-type]  # the older exporter writes into it
                 dynamo=False,
                 opset_version=_OPSET,
-                input_names=["observation"],
-                output_names=["action"],
+                input_names=graph.inputs,
+                output_names=graph.outputs,
                 dynamic_axes=axes,
             )
         content = buffer.getvalue()
@@ -207,7 +269,7 @@ def _onnx(policy: SavedPolicy) -> bytes:
             f"The policy of {policy.description.trainer.name} cannot be exported to ONNX: {_first_line(error)} "
             "Export it as TorchScript, or use operations that ONNX has."
         ) from error
-    _compare(policy, lambda obs: session.run(None, {"observation": obs})[0], "ONNX")
+    _compare(policy, graph, lambda given: session.run(None, dict(zip(graph.inputs, given, strict=True))), "ONNX")
     return content
 
 
@@ -218,24 +280,26 @@ def _random_observations(policy: SavedPolicy, count: int, seed: int) -> np.ndarr
     return np.stack([np.asarray(space.sample()) for _ in range(count)]).astype(space.dtype)
 
 
-def _compare(policy: SavedPolicy, act: Callable[[np.ndarray], np.ndarray], what: str) -> None:
+def _compare(policy: SavedPolicy, graph: _Graph, act: Callable[[Arrays], Arrays], what: str) -> None:
     """Raise PolicyError unless `act` acts as `policy` does, whatever the size of the batch."""
     for seed, count in enumerate(_BATCHES, start=1):
-        obs = _random_observations(policy, count, seed)
-        expected = policy.predict(obs)
+        inputs = graph.random_inputs(policy, count, seed)
+        expected = graph.expected(policy, inputs)
         try:
-            found = act(obs)
+            found = act(inputs)
         except Exception as error:
             raise PolicyError(
                 f"The {what} of {policy.description.trainer.name} does not take a batch of {count}: "
-                f"{_first_line(error)} get_action must not depend on the number of observations."
+                f"{_first_line(error)} {graph.method} must not depend on the number of observations."
             ) from error
-        same = found.dtype == expected.dtype and found.shape == expected.shape and _close(policy, found, expected)
-        if not same:
+        pairs = list(zip(found, expected, strict=True))
+        same = all(f.dtype == e.dtype and f.shape == e.shape for f, e in pairs)
+        same = same and _close(policy, *pairs[0])
+        if not same or not all(np.allclose(f, e, _TOLERANCE, _TOLERANCE) for f, e in pairs[1:]):
             raise PolicyError(
                 f"The {what} of {policy.description.trainer.name} acts otherwise than the policy on {count} random "
-                "observations: its get_action has decisions in Python, which a trace does not follow. Write them with "
-                "torch operations, such as torch.where."
+                f"observations: its {graph.method} has decisions in Python, which a trace does not follow. Write them "
+                "with torch operations, such as torch.where."
             )
 
 

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from numpy.typing import ArrayLike
 
 from pearl.action_masks import MaskReader
-from pearl.actors.actor import Policy, RecurrentPolicy, first_action
+from pearl.actors.actor import Policy, RecurrentPolicy, RecurrentRolloutPolicy, first_action
 from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.algorithms.trainer import TrainerLike, storing, uses_masks
 from pearl.errors import EnvError, PolicyError
@@ -154,7 +154,7 @@ class SavedPolicy:
                 )
             states = np.where(starts.reshape(-1, 1), initial, states)
         actions, states = self.act_from(batch, states, deterministic)
-        found = (actions + self._first).astype(self.action_space.dtype)
+        found = self._within_bounds((actions + self._first).astype(self.action_space.dtype))
         return (found[0], states[0]) if single else (found, states)
 
     def act_from(
@@ -163,6 +163,11 @@ class SavedPolicy:
         """As `act`, of a recurrent policy in `state` `(batch, size)`; also returns the next states."""
         if not len(observations):
             return np.empty((0, *(self.action_space.shape or ())), np.int64), state
+        if not deterministic and isinstance(self._acting, RecurrentRolloutPolicy):
+            assert isinstance(self._trainer, OnPolicyTrainer)
+            noise = self._noise(self._trainer, len(observations))
+            actions, after = self._acting.sample_from(observations, noise, state)
+            return self._within_bounds(actions), after
         actions, after = self._recurrent.act_from(self._stored(observations), state)
         if not deterministic:
             explorer = make_explorer(self._require_exploration(), self.action_space, len(observations), self._rng)
@@ -265,16 +270,19 @@ class SavedPolicy:
         return self._exploration
 
     def _drawn(self, trainer: OnPolicyTrainer, observations: np.ndarray, masks: np.ndarray | None) -> np.ndarray:
-        count, distribution = len(observations), trainer.distribution
-        size = (count, distribution.size)
-        shape = (count, *(self.action_space.shape or ()))
-        if distribution.sizes:
-            noise, actions = self._rng.random(size, np.float32), np.empty(shape, np.int64)
-        else:
-            noise, actions = self._rng.standard_normal(size, np.float32), np.empty(shape, np.float32)
+        count = len(observations)
+        noise = self._noise(trainer, count)
+        actions = np.empty(
+            (count, *(self.action_space.shape or ())), np.int64 if trainer.distribution.sizes else np.float32
+        )
         log_probs, values = np.empty(count, np.float32), np.empty(count, np.float32)
         self._acting.explore_into(observations, noise, actions, log_probs, values, masks)
         return actions
+
+    def _noise(self, trainer: OnPolicyTrainer, count: int) -> np.ndarray:
+        """What the distribution draws `count` actions by."""
+        size = (count, trainer.distribution.size)
+        return (self._rng.random if trainer.distribution.sizes else self._rng.standard_normal)(size, np.float32)
 
     def _within_bounds(self, actions: np.ndarray) -> np.ndarray:
         space = self.action_space

@@ -6,14 +6,27 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pearl.rollout.columns import ADVANTAGE, BONUS, END, LAST_VALUE, LOG_PROB, NO_STEP, RETURN, VALUE
-from pearl.spec import ACTION, ACTION_MASK, OBS, REWARD, ActorSpec, RolloutSpec, TransitionSpec
+from pearl.rollout.columns import (
+    ADVANTAGE,
+    BEGINS,
+    BONUS,
+    END,
+    GOES_ON,
+    LAST_VALUE,
+    LOG_PROB,
+    NO_STEP,
+    RETURN,
+    VALUE,
+    message_fields,
+)
+from pearl.spec import ACTION, ACTION_MASK, OBS, REWARD, STATE, ActorSpec, RolloutSpec, TransitionSpec
 
 
 class RolloutBuffer:
     """Columns `(horizon, envs, *shape)`, one row for each step; actors have neighbouring environments.
 
-    `rewards` become advantages and `values` become returns, in place, before the Learner sees them.
+    `rewards` become advantages and `values` become returns, in place, before the Learner sees them. Of a recurrent
+    policy, `states` `(sequences of an environment, envs, size)` are those before the sequences.
     """
 
     def __init__(self, transition: TransitionSpec, rollout: RolloutSpec, actors: ActorSpec) -> None:
@@ -22,6 +35,10 @@ class RolloutBuffer:
         shape = (self.horizon, self.envs)
         self.columns = {f.name: np.empty((*shape, *f.shape), f.dtype) for f in transition.fields}
         self.last_values = np.empty(self.envs, np.float32)
+        self.states: np.ndarray | None = None
+        for field in message_fields(transition, self.horizon, self.envs):
+            if field.name == STATE:
+                self.states = np.empty(field.shape, np.float32)
         self.rewards, self.values, self.bonus, self.ends = (self.columns[n] for n in (REWARD, VALUE, BONUS, END))
         self.log_probs = self.columns[LOG_PROB]
 
@@ -34,13 +51,24 @@ class RolloutBuffer:
                 shape = (self.horizon, self._per_actor, *column.shape[2:])
                 column[:, mine] = message[name][: self.horizon * self._per_actor].reshape(shape)
             self.last_values[mine] = message[LAST_VALUE]
+            if self.states is not None:
+                self.states[:, mine] = message[STATE]
 
     def flat(self) -> dict[str, np.ndarray]:
-        """The Learner's columns, `(horizon * envs, *shape)` views; advantages must have been estimated."""
+        """The Learner's columns, `(horizon * envs, *shape)` views; advantages must have been estimated.
+
+        Of a recurrent policy also `begins` `(horizon * envs,)` bool, whether an episode begins with the step, and
+        `state`, which is `states`. A rollout's first steps count as going on: their states say what was before.
+        """
         named = {OBS: OBS, ACTION: ACTION, LOG_PROB: LOG_PROB, ADVANTAGE: REWARD, RETURN: VALUE}
         named |= {name: name for name in (ACTION_MASK,) if name in self.columns}
         rows = self.horizon * self.envs
-        return {name: self.columns[of].reshape(rows, *self.columns[of].shape[2:]) for name, of in named.items()}
+        found = {name: self.columns[of].reshape(rows, *self.columns[of].shape[2:]) for name, of in named.items()}
+        if self.states is not None:
+            begins = np.zeros((self.horizon, self.envs), bool)
+            begins[1:] = self.ends[:-1] != GOES_ON
+            found |= {BEGINS: begins.reshape(rows), STATE: self.states}
+        return found
 
     def rows(self) -> np.ndarray | None:
         """The flat rows that are transitions; None: all are."""

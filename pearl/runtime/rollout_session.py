@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from pearl.algorithms.on_policy import OnPolicyTrainer, present_policy
-from pearl.algorithms.trainer import uses_masks
+from pearl.algorithms.on_policy import OnPolicyTrainer, present_policy, rollout_transition
 from pearl.callbacks.protocol import Callback
 from pearl.errors import PearlError
 from pearl.ipc.queues import Bell, ColumnQueue, WeightSyncQueue
 from pearl.learner.protocol import RolloutLearner
 from pearl.recorder import Event, Recorder
 from pearl.rollout.buffer import RolloutBuffer
-from pearl.rollout.columns import last_value_field, rollout_columns
+from pearl.rollout.columns import message_fields
 from pearl.rollout.gae import AdvantageEstimator
 from pearl.rollout.preparation import RolloutPreparation
 from pearl.runtime.benchmark import Benchmark
@@ -63,14 +62,15 @@ class RolloutSession(Run):
             bench=Benchmark(options, ratio, ratio) if options.bench else None,
             callbacks=callbacks,
         )
+        if self.transition.rollout_sequences is not None:
+            self.transition.rollout_sequences.check(rollout, train)
         self._tell_after("trained", "on_rollout")
         self._rollouts = self._most_lag = 0
         self._held: Sequence[DataCollectionQueue] = ()
         self._learner: RolloutWorker | None = None
 
     def _columns(self) -> TransitionSpec:
-        masked = uses_masks(self._trainer_class, self.settings)
-        return rollout_columns(self.observation_space, self.action_space, masked=masked)
+        return rollout_transition(self._trainer_class, self.observation_space, self.action_space, self.settings)
 
     @property
     def _rollout(self) -> RolloutSpec:
@@ -86,7 +86,7 @@ class RolloutSession(Run):
         The host frees a message's place after the training on it: so the actors wait for the new weights.
         """
         slots = 1 + self.rollout.policy_lag
-        further = (last_value_field(self.actors.envs_per_actor),)
+        further = message_fields(self.transition, self.rollout.horizon, self.actors.envs_per_actor)
         return DataCollectionQueue(self.transition, self.message_rows, slots, self.bell, further)
 
     def make_buffer(self) -> RolloutBuffer:

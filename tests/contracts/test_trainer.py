@@ -22,7 +22,7 @@ from test_one_file_algorithm import C51
 from trainers import TinyCrossQ, TinyDroQ, TinySAC, TinyTD3
 
 from pearl.algorithms import ALGORITHMS, SAC, TD3, Batch, Trainer, make_trainer, one_of_algorithms
-from pearl.algorithms.on_policy import Minibatch
+from pearl.algorithms.on_policy import Minibatch, rollout_transition
 from pearl.algorithms.trainer import batch_type_of, modules_of, policy_tensors, transition_of
 from pearl.errors import EnvError, TrainerError
 from pearl.learner.torch_learner import TorchLearner
@@ -54,7 +54,11 @@ def batch_of(name: str, seed: int = 0, rows: int = ROWS) -> tuple[Batch, torch.T
     generator = torch.Generator().manual_seed(seed)
     if TRAINERS[name].data_flow() == "rollout":
         numbers = torch.randn(4, rows, generator=generator)
-        return Minibatch(batch.obs, batch.action, numbers[0] - 1.0, *numbers[1:]), weights  # type: ignore[return-value]
+        minibatch = Minibatch(batch.obs, batch.action, numbers[0] - 1.0, *numbers[1:])
+        if (sequences := rollout_transition(TRAINERS[name], OBS, actions_of(name), {}).rollout_sequences) is not None:
+            begins = torch.rand(rows, generator=generator) < 0.2
+            minibatch = minibatch._replace(begins=begins, state=torch.zeros(rows // 4, sequences.state_size))
+        return minibatch, weights  # type: ignore[return-value]
     spec = transition_of(TRAINERS[name], OBS, actions_of(name))
     if spec.sequence is not None:
         columns = random_transitions(spec, actions_of(name), TrainSpec(), rows, np.random.default_rng(seed))
@@ -315,11 +319,14 @@ def test_actions_that_an_algorithm_cannot_take_are_named(name: str, actions: gym
         return
     if isinstance(actions, (spaces.MultiDiscrete, spaces.MultiBinary)):
         said = [
-            "Discrete actions (DQN, RecurrentDQN, PPO, A2C)",
-            "Box actions (DDPG, TD3, SAC, REDQ, DroQ, CrossQ, PPO, A2C)",
+            "Discrete actions (DQN, RecurrentDQN, PPO, A2C, RecurrentPPO)",
+            "Box actions (DDPG, TD3, SAC, REDQ, DroQ, CrossQ, PPO, A2C, RecurrentPPO)",
             "trainer class of your own",
         ]
-        said += ["MultiDiscrete actions (PPO, A2C)", "MultiBinary actions (PPO, A2C)", "ActionWrapper"]
+        said += [
+            *(f"{kind} actions (PPO, A2C, RecurrentPPO)" for kind in ("MultiDiscrete", "MultiBinary")),
+            "ActionWrapper",
+        ]
         assert "derive from" not in message, "an algorithm that refuses them too"
     elif type(actions).__name__ != kind:
         other = "Box" if kind == "Discrete" else "Discrete"
