@@ -53,7 +53,7 @@ from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
 
 SPACES = spaces.Box(-1.0, 1.0, (17,), np.float32), spaces.Box(-1.0, 1.0, (6,), np.float32)
 CAPACITY, MESSAGE = 16_384, 256
-INTERVALS = (1, 4, 8, 32)
+INTERVALS = (1, 8, 32)
 AVERAGES, DROPPED = 300, 20
 LONGEST_S = 300.0
 STEP_S = 100e-6  # of the environment of the Actors

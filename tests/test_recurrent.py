@@ -457,7 +457,8 @@ def test_sequences_need_a_policy_with_a_state() -> None:
 # --- programs ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("setting", "cell"), [(1, "gru"), pytest.param(2, "lstm", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("setting", "cell"), [(1, "gru"), (2, "lstm")])
 def test_a_program_trains_saves_and_resumes(tmp_path: Path, quick_profiles: None, setting: int, cell: str) -> None:
     program = make_program(
         tmp_path,

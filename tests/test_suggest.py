@@ -186,7 +186,7 @@ def test_images_of_continuous_control_get_environments_enough_for_a_rollout(walk
     registered(observations=spaces.Box(0, 255, (3, 40, 40), np.uint8), actions=spaces.Box(-1.0, 1.0, (2,)))
     found = suggest(walk)
     assert found.algorithm.value == "PPO"
-    assert found.alternatives == ("A2C",)
+    assert found.alternatives == ("A2C", "RecurrentPPO")
     assert f"Suggested for {walk}" in str(found)
     assert "continuous actions from images" in str(found)
     actors = {choice.name: choice.value for choice in found.actors}
@@ -199,7 +199,7 @@ def test_json_has_every_choice_with_its_reason() -> None:
     assert document["algorithm"]["value"] == "TD3"
     found = {entry["name"]: entry for entry in document["settings"]}
     assert all(entry["reason"] for entry in found.values())
-    assert found["exploration"]["value"] == {"kind": "GaussianNoise", "sigma": 0.1}
+    assert found["exploration"]["value"] == {"kind": "GaussianNoise", "sigma": 0.1, "schedule": "constant"}
     assert {found[name]["table"] for name in ("size", "batch_size", "hidden_sizes", "timesteps", "count")} == {
         *("replay", "training", "trainer", "program", "actors"),
     }
