@@ -6,8 +6,9 @@ Learner has the whole batch, L Learners have its L-th part each, and so has the 
 the batch is stated to be of each. With more Learners than cores they take turns.
 
 The simulation (`pearl.local_sgd.simulation`) is fed with single gradient steps, measured in as many processes as there
-are Learners, and with averages between so many; its error is that of the gradient steps a second. Beyond this machine,
-Learners have machines of their own, and the network between them is an assumption that the row states.
+are Learners, and with what rounds of H = 1 between so many take beyond the slowest step. Its error is that of the
+gradient steps a second at other H. Beyond this machine, Learners have machines of their own, and the network between
+them is an assumption that the row states.
 
 Remote Actors are on a Ray cluster of this machine, so that both sides use the same cores; their environments take 100
 us a step by busy waiting, and the rate is that of transitions which the host takes from the queues.
@@ -19,7 +20,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,10 +40,10 @@ from pearl.algorithms.trainer import transition_of
 from pearl.backends.cpu.learner import NativeLearner
 from pearl.backends.replay_managers import bank_spec, make_replay_manager
 from pearl.ipc.queues import WeightSyncQueue
-from pearl.local_sgd.averaging import AveragingSpec
+from pearl.local_sgd.averaging import Averager, AveragingSpec
 from pearl.local_sgd.group import LearnerGroup
-from pearl.local_sgd.local_learner import LearnerSetup
-from pearl.local_sgd.parameters import ParameterLayout, TrainerParameters
+from pearl.local_sgd.local_learner import LearnerSetup, LocalLearner
+from pearl.local_sgd.parameters import TrainerParameters
 from pearl.local_sgd.shared_memory import AveragingServer, Link, SharedMemoryAverager
 from pearl.local_sgd.simulation import Network, Phases, Scaling, simulate
 from pearl.local_sgd.steps import make_steps
@@ -53,8 +54,8 @@ from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
 
 SPACES = spaces.Box(-1.0, 1.0, (17,), np.float32), spaces.Box(-1.0, 1.0, (6,), np.float32)
 CAPACITY, MESSAGE = 16_384, 256
-INTERVALS = (1, 8, 32)
-AVERAGES, DROPPED = 300, 20
+INTERVALS = (4, 8, 32)
+ROUNDS, DROPPED = 300, 20
 LONGEST_S = 300.0
 STEP_S = 100e-6  # of the environment of the Actors
 
@@ -93,24 +94,38 @@ def steps_per_s(setup: LearnerSetup, seconds: float) -> float:
     data = random_transitions(setup.transition, SPACES[1], TrainSpec(), MESSAGE, np.random.default_rng(0))
     with LearnerGroup(setup, setup.make_trainer(seed=0), message_rows=MESSAGE) as group:
         group.wait_until_ready(LONGEST_S)
-        sent = 0
-        while sent < CAPACITY:
+        while any(progress.steps == 0 for progress in group.progress):  # one that is slow to take is passed over
             if group.wants_data:
                 group.insert(data, MESSAGE, 0.4)
-                sent += MESSAGE
             else:
                 time.sleep(1e-3)
-        deadline = time.monotonic() + LONGEST_S
-        while any(progress.steps == 0 for progress in group.progress):  # it tells after an average
-            if time.monotonic() > deadline:
-                raise RuntimeError("A Learner did not begin to train.")
             group.check()
-            time.sleep(1e-3)
-        time.sleep(0.3)
-        begin, start = sum(progress.steps for progress in group.progress), time.perf_counter()
-        time.sleep(seconds)
-        end, stop = sum(progress.steps for progress in group.progress), time.perf_counter()
-    return (end - begin) / (stop - start)
+        begin, start = _next_report(group)
+        begin, start = _next_report(group)  # the first average may have waited
+        while True:
+            end, stop = _next_report(group)
+            if stop - start > seconds:
+                return (end - begin) / (stop - start)
+
+
+def _next_report(group: LearnerGroup) -> tuple[int, float]:
+    """Gradient steps of all Learners, and when: they tell after an average, all at the same time."""
+    before = [progress.steps for progress in group.progress]
+    deadline = time.monotonic() + LONGEST_S
+    while any(progress.steps == old for progress, old in zip(group.progress, before, strict=True)):
+        if time.monotonic() > deadline:
+            raise RuntimeError("A Learner does not train.")
+        group.check()
+        time.sleep(1e-3)
+    return sum(progress.steps for progress in group.progress), time.perf_counter()
+
+
+def _filled(setup: LearnerSetup, rank: int, averager: Averager) -> LocalLearner:
+    local = LocalLearner(setup, rank, lambda layout: averager)
+    columns = random_transitions(setup.transition, SPACES[1], TrainSpec(), MESSAGE, np.random.default_rng(rank))
+    for _ in range(CAPACITY // setup.spec.learners // MESSAGE):
+        local.insert(columns, MESSAGE, 0.4)
+    return local
 
 
 def _time_steps(setup: LearnerSetup, count: int, report: Report) -> None:
@@ -122,24 +137,22 @@ def _time_steps(setup: LearnerSetup, count: int, report: Report) -> None:
     learner = setup.make_learner(setup.make_trainer(seed=0))
     learner.prepare()
     steps = make_steps(learner, bank, storage, setup.share)
+    _deliver(lambda: steps.run(1, 0.4), count, report)
+
+
+def _time_rounds(setup: LearnerSetup, link: Link, count: int, report: Report) -> None:
+    local = _filled(setup, link.rank, SharedMemoryAverager(link, link.layout))
+    _deliver(local.train, count, report)
+    local.finish()
+
+
+def _deliver(call: Callable[[], object], count: int, report: Report) -> None:
     times = []
     for _ in range(count):
         start = time.perf_counter()
-        steps.run(1, 0.4)
+        call()
         times.append((time.perf_counter() - start) * 1e6)
     report.deliver(times)
-
-
-def _time_averages(link: Link, report: Report) -> None:
-    averager = SharedMemoryAverager(link, link.layout)
-    averager.join()
-    parameters, times = np.ones(link.layout.count, np.float32), []
-    for _ in range(AVERAGES):
-        start = time.perf_counter()
-        parameters[...] = averager.average(parameters, np.zeros(2)).parameters
-        times.append((time.perf_counter() - start) * 1e6)
-    report.deliver(times)
-    averager.leave()
 
 
 def together(target: Any, arguments: list[tuple[Any, ...]], numbers: int) -> np.ndarray:
@@ -155,22 +168,22 @@ def together(target: Any, arguments: list[tuple[Any, ...]], numbers: int) -> np.
     return np.array([report.result for report in reports])
 
 
-def phases_of(setup: LearnerSetup, cores: int) -> Phases:
-    """Steps of as many Learners as have a core each, and averages of all."""
-    learners = setup.spec.learners
-    count = 1_500
-    steps = together(_time_steps, [(setup, count)] * min(learners, cores), count)[:, count // 5 :]
-    layout = ParameterLayout((("parameters", (TrainerParameters(setup.make_trainer(seed=0)).layout.count,)),))
-    server = AveragingServer(
-        AveragingSpec(learners, timeout_s=60.0), layout, np.zeros(layout.count, np.float32), facts=2
-    )
+def phases_of(case: Case, learners: int, cores: int) -> Phases:
+    """Steps of as many Learners as have a core each, and what rounds of one step take beyond the slowest of these."""
+    setup, count = case.setup(learners, 1, case.batch), 600
+    step_us = together(_time_steps, [(setup, count)] * min(learners, cores), count)[:, count // 5 :].ravel()
+    parameters = TrainerParameters(setup.make_trainer(seed=0))
+    vector = np.empty(parameters.layout.count, np.float32)
+    parameters.read(vector)
+    server = AveragingServer(AveragingSpec(learners, 1, timeout_s=60.0), parameters.layout, vector, facts=2)
     links = [server.link(rank) for rank in range(learners)]
     server.launch()
     try:
-        averages = together(_time_averages, [(link,) for link in links], AVERAGES)[:, DROPPED:]
+        rounds = together(_time_rounds, [(setup, link, ROUNDS) for link in links], ROUNDS)[:, DROPPED:]
     finally:
         server.close()
-    return Phases(steps.ravel(), float(np.median(averages)))
+    steps = simulate(Phases(step_us), learners, 1, cores=cores)
+    return Phases(step_us, max(0.0, float(np.mean(rounds)) - learners / steps.steps_per_s * 1e6))
 
 
 def learner_rows(cases: tuple[Case, ...], seconds: float, repeats: int) -> Iterator[Row]:
@@ -179,10 +192,10 @@ def learner_rows(cases: tuple[Case, ...], seconds: float, repeats: int) -> Itera
     errors: list[float] = []
     known: dict[Case, Phases] = {}
     for case in cases:
-        one = [steps_per_s(case.setup(1, 1_000, case.batch), seconds) * case.batch for _ in range(repeats)]
+        one = [steps_per_s(case.setup(1, 200, case.batch), seconds) * case.batch for _ in range(repeats)]
         for learners in (1, 2, 4):
             share = case.batch // learners
-            phases = phases_of(case.setup(learners, 8, case.batch), cores)
+            phases = phases_of(case, learners, cores)
             known[case] = phases if learners == 1 else known[case]
             for every in INTERVALS:
                 setup = case.setup(learners, every, case.batch)
@@ -191,7 +204,7 @@ def learner_rows(cases: tuple[Case, ...], seconds: float, repeats: int) -> Itera
                 errors.append(simulated.steps_per_s / float(np.median(rates)) - 1)
                 what = f"{case.name}, batch {case.batch}: {learners} Learner(s), H = {every}"
                 yield Row.of(
-                    f"{what}: samples", "1/s", "higher", np.multiply(rates, share), "one Learner that does not average",
+                    f"{what}: samples", "1/s", "higher", np.multiply(rates, share), "one Learner, H = 200",
                     one,
                 )  # fmt: skip
                 yield Row.of(f"{what}: steps", "1/s", "higher", rates, "simulated", [simulated.steps_per_s])
@@ -305,7 +318,7 @@ def main() -> None:
         shown(learner_rows(CASES[:1], 0.5, 1))
         shown(actor_rows(1.0, 1))
         return
-    rows = shown(learner_rows(CASES, 2.0, 3))
+    rows = shown(learner_rows(CASES, 2.0, 2))
     rows += shown(actor_rows(3.0, 3))
     write("scale", "make bench-scale", os.cpu_count() or 1, rows)
 
