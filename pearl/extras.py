@@ -9,6 +9,12 @@ from types import ModuleType
 from pearl.errors import MissingExtraError
 
 
+def require_extra(module: str, extra: str, purpose: str) -> None:
+    """Raise MissingExtraError as `import_extra` does, without importing what is installed."""
+    if importlib.util.find_spec(module) is None:
+        import_extra(module, extra, purpose)
+
+
 def import_extra(module: str, extra: str, purpose: str) -> ModuleType:
     """The module of an optional dependency; MissingExtraError names the pip command where it is not installed."""
     try:

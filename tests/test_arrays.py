@@ -433,7 +433,16 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("tiny", "masked"), [(TinySAC, False), (TinyDQN, True), (TinyPPO, True)])
+@pytest.mark.parametrize(
+    ("tiny", "masked"),
+    [
+        (TinySAC, False),
+        (TinyDQN, True),
+        (TinyPPO, True),
+        pytest.param(TinyDQN, False, marks=pytest.mark.slow),
+        pytest.param(TinyPPO, False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_program_trains_evaluates_and_saves_without_torch(
     tiny: type[Trainer], masked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

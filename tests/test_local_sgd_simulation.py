@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pearl.errors import ConfigurationError
-from pearl.local_sgd.simulation import Network, Phases, most_learners, simulate
+from pearl.local_sgd.simulation import Network, Phases, simulate
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.floats(0.0, 1e4), st.floats(0.0, 100.0), st.floats(1.0, 1e4))
@@ -61,7 +61,7 @@ def test_a_server_s_link_is_shared_and_a_ring_s_is_not() -> None:
     ring = Network(1_000_000, gbps=10.0, latency_us=50.0, topology="ring")
     assert ring.average_us(8) == pytest.approx(14 * (400 + 50))
     phases = Phases(np.full(4, 1_000.0))
-    by_server, by_ring = (most_learners(phases, 32, 0.8, net).learners for net in (network, ring))
+    by_server, by_ring = (simulate(phases, 64, 32, network=net).efficiency for net in (network, ring))
     assert by_server < by_ring
     assert simulate(phases, 1024, 32, network=network).limit == "averaging"
 

@@ -142,14 +142,3 @@ def _sums_of(step_us: np.ndarray, count: int) -> np.ndarray:
     around = np.concatenate([[0.0], np.cumsum(np.resize(step_us, len(step_us) + count))])
     sums: np.ndarray = around[count : count + len(step_us)] - around[: len(step_us)]
     return sums
-
-
-def most_learners(phases: Phases, average_every: int, efficiency: float, network: Network | None = None) -> Scaling:
-    """The most Learners, of 1, 2, 4, ... 1,024, that keep at least `efficiency`."""
-    found = simulate(phases, 1, average_every, network=network)
-    for power in range(1, 11):
-        more = simulate(phases, 2**power, average_every, network=network, rounds=500)
-        if more.efficiency < efficiency:
-            break
-        found = more
-    return found

@@ -30,7 +30,6 @@ _POLL_S = 0.1
 _AHEAD = 2  # calls of one actor under way: one works while the answer of the other travels
 _PLACED_S = 60.0  # until a node must have taken an actor, and its process must have begun
 _FRESH_S = 0.01  # weights are put into Ray at most so often
-
 _CONNECT_S = 10.0
 _PATIENCE_S = 60.0  # for a cluster that listens; Ray would try on
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
@@ -166,9 +165,7 @@ class _Bridge:
         for thread in threads:
             thread.start()
         self.report.ready()
-        while any(thread.is_alive() for thread in threads):
-            if self.failure is not None:
-                raise self.failure
+        while self.failure is None and any(thread.is_alive() for thread in threads):
             time.sleep(_POLL_S)
         if self.failure is not None:
             raise self.failure

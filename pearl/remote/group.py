@@ -14,7 +14,7 @@ from pearl.actors.process import ActorProcess
 from pearl.actors.report import Report
 from pearl.actors.standalone import standalone
 from pearl.errors import ActorError, ConfigurationError
-from pearl.extras import import_extra
+from pearl.extras import require_extra
 from pearl.ipc.queues import WeightSyncQueue
 from pearl.remote.bridge import ActorWords, Line, run_bridge
 from pearl.remote.worker import Work
@@ -36,7 +36,7 @@ class RemoteProcesses:
         wsq: WeightSyncQueue,
         statistics: WeightSyncQueue | None = None,
     ) -> None:
-        import_extra("ray", "ray", "--ray")
+        require_extra("ray", "ray", "--ray")
         if any(setup.rollout is not None for setup in setups):
             raise ConfigurationError(
                 "--ray: remote Actors collect for a replay, and this program trains on rollouts, which must be by the "
@@ -48,7 +48,6 @@ class RemoteProcesses:
             for setup, dcq in zip(setups, dcqs, strict=True)
         ]
         self._report = Report()
-        # Copies of their own: the queues' readers are in the bridge.
         arguments = (address, self._lines, wsq, statistics, self._report)
         self._bridge = ChildProcess(run_bridge, arguments, "ray-bridge", without_program=True)
 

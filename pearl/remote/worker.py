@@ -25,8 +25,8 @@ from pearl.actors.report import Report
 from pearl.ipc.queues import WeightSyncQueue
 from pearl.runtime.queues import DataCollectionQueue
 
-MOST_BYTES = 1 << 20  # of a reply, about
-LONGEST_S = 0.05  # that the first message of a reply waits for the others
+_MOST_BYTES = 1 << 20  # of a reply, about
+_LONGEST_S = 0.05  # of a call that waits for messages
 _QUEUE_BYTES, _MOST_MESSAGES = 2 << 20, 32  # of messages that wait on the node
 _PER_EPISODE = ("episode_return", "episode_length")
 
@@ -149,10 +149,10 @@ class RemoteActor:
         )
 
     def _messages(self) -> list[tuple[dict[str, np.ndarray], int]]:
-        deadline = time.monotonic() + LONGEST_S
+        deadline = time.monotonic() + _LONGEST_S
         found: list[tuple[dict[str, np.ndarray], int]] = []
         size = 0
-        while size < MOST_BYTES and self._report.failure is None:
+        while size < _MOST_BYTES and self._report.failure is None:
             peeked = self._dcq.peek(max(0.0, deadline - time.monotonic()))
             if peeked is None:
                 break
@@ -162,7 +162,10 @@ class RemoteActor:
                 for name, array in arrays.items()
             }
             self._dcq.release()
-            message["counts"][3] = self._hosts_version.get(int(message["counts"][3]), 0)
+            acted = int(message["counts"][3])
+            message["counts"][3] = self._hosts_version[acted]
+            for version in [known for known in self._hosts_version if known < acted]:
+                del self._hosts_version[version]
             found.append((message, rows))
             size += sum(array.nbytes for array in message.values())
         return found
