@@ -49,8 +49,9 @@ $(SYCL_STAMP): $(BIN)/python constraints.txt
 
 # Rebuilt when a kernel, the dependencies or the packages change. Python files are used in place, through a list of
 # modules that the installation writes. SYCL's wheels come first: the build finds their headers in the environment.
+# setuptools makes moviepy's wheel, which it has not published; the one that a new environment has is too old for that.
 $(STAMP): $(BIN)/python pyproject.toml constraints.txt $(KERNELS) $(PACKAGES) $(if $(WITH_SYCL),$(SYCL_STAMP))
-	$(BIN)/python -m pip install --constraint constraints.txt scikit-build-core pybind11 cmake ninja
+	$(BIN)/python -m pip install --constraint constraints.txt scikit-build-core pybind11 cmake ninja setuptools
 	$(BIN)/python -m pip install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
 
