@@ -34,7 +34,7 @@ _REPLAY_DEFAULTS: dict[str, Any] = {
 }
 _CRITIC_DEFAULTS: dict[str, Any] = {**_REPLAY_DEFAULTS, "batch_size": 256, "tau": 0.005}
 _ROLLOUT_DEFAULTS: dict[str, Any] = {**_MLP_DEFAULTS, "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5}
-# Of Stable-Baselines3 2.7, by the name of a file of RL Zoo.
+# Of Stable-Baselines3 2.7 and its sb3-contrib, by the name of a file of RL Zoo.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "dqn": {
         **_REPLAY_DEFAULTS,
@@ -78,6 +78,20 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "target_kl": None,
         "net_arch": (64, 64),
     },
+    "ppo_lstm": {
+        **_ROLLOUT_DEFAULTS,
+        "policy": "MlpLstmPolicy",
+        "learning_rate": 3e-4,
+        "n_steps": 128,
+        "batch_size": 128,
+        "n_epochs": 10,
+        "gae_lambda": 0.95,
+        "clip_range": 0.2,
+        "clip_range_vf": None,
+        "normalize_advantage": True,
+        "target_kl": None,
+        "net_arch": (64, 64),
+    },
     "a2c": {
         **_ROLLOUT_DEFAULTS,
         "learning_rate": 7e-4,
@@ -87,6 +101,10 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "net_arch": (64, 64),
     },
 }
+_CLASSES = {"ppo_lstm": "RecurrentPPO"}  # where it is not the name of the file
+# The parts of an LSTM in policy_kwargs, with sb3-contrib's defaults.
+_LSTM = {"lstm_hidden_size": 256, "n_lstm_layers": 1, "shared_lstm": False, "enable_critic_lstm": True}
+_LONGEST_SEQUENCE = 32
 _OF_PLAIN_ALGORITHMS = {"n_step": 1, "double": False, "saturation_penalty": 0.0}  # what Stable-Baselines3 has not
 _RENAMED = {  # settings whose values mean the same
     "gae_lambda": "gae_lambda",
@@ -155,7 +173,7 @@ def zoo_settings(
 ) -> ZooSettings:
     """The settings of the environment `env` in a file of RL Zoo, such as its hyperparams/dqn.yml.
 
-    `algorithm` is dqn, ddpg, td3, sac, ppo or a2c; by default the file's name. An environment that the file has in
+    `algorithm` is dqn, ddpg, td3, sac, ppo, ppo_lstm or a2c; by default the file's name. An environment that the file has in
     another version takes the settings of that version. `leave_out` names settings of the entry to do without. Raises
     ConfigurationError for a file or an entry that is not there, and one error that lists all settings without a
     counterpart.
@@ -174,12 +192,9 @@ def zoo_settings(
     if unknown := [one for one in leave_out if one not in entry]:
         raise ConfigurationError(f"{source} has no {', '.join(unknown)} to leave out; it has {', '.join(entry)}.")
     stated = {key: value for key, value in entry.items() if key not in leave_out}
-    mapping = _Mapping(ALGORITHMS[_class_name(name)], {**_DEFAULTS[name], **stated}, [note] if note else [])
+    algorithm_class = ALGORITHMS[_CLASSES.get(name) or next(known for known in ALGORITHMS if known.lower() == name)]
+    mapping = _Mapping(algorithm_class, _DEFAULTS[name], {**_DEFAULTS[name], **stated}, [note] if note else [])
     return mapping.mapped(source, env)
-
-
-def _class_name(name: str) -> str:
-    return next(known for known in ALGORITHMS if known.lower() == name)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -229,6 +244,7 @@ class _Mapping:
     """Takes the settings of an entry out of `left`, one after the other; what stays there has no counterpart."""
 
     algorithm: type[Trainer]
+    defaults: Mapping[str, Any]
     left: dict[str, Any]
     notes: list[str]
     problems: list[str] = field(default_factory=list)
@@ -311,8 +327,9 @@ class _Mapping:
         else:
             self._refuse("env_kwargs", kwargs, "expected numbers, texts and booleans by name")
         policy = self._take("policy")
-        if policy not in ("MlpPolicy", "CnnPolicy"):
-            self._refuse("policy", policy, "the networks are those of MlpPolicy, and for images of CnnPolicy")
+        kind = self.defaults["policy"].removeprefix("Mlp")
+        if policy not in (f"Mlp{kind}", f"Cnn{kind}"):
+            self._refuse("policy", policy, f"the networks are those of Mlp{kind}, and for images of Cnn{kind}")
         self._wrap(self._take("env_wrapper"))
         return timesteps
 
@@ -353,8 +370,31 @@ class _Mapping:
         for theirs, ours, kind in (("ortho_init", "orthogonal", bool), ("log_std_init", "initial_log_std", float)):
             if theirs in kwargs and hasattr(self.algorithm, ours) and _as_number(kwargs[theirs]) is not None:
                 self.trainer[ours] = kind(kwargs.pop(theirs))
+        if hasattr(self.algorithm, "recurrent_size"):
+            self._recurrent(kwargs)
         for name, value in kwargs.items():
             self._refuse(f"policy_kwargs.{name}", value, f"the networks of {self.algorithm.__name__} have no such part")
+
+    def _recurrent(self, kwargs: dict[str, Any]) -> None:
+        """The size of the LSTM, and the length of the sequences in a minibatch."""
+        size, layers, shared, both = (kwargs.pop(name, default) for name, default in _LSTM.items())
+        if type(size) is int and size >= 1:
+            self.trainer["recurrent_size"] = size
+        else:
+            self._refuse("policy_kwargs.lstm_hidden_size", size, "expected a whole number of at least 1")
+        if layers != 1:
+            self._refuse("policy_kwargs.n_lstm_layers", layers, "policies have one recurrent layer here")
+        if not shared and not both:
+            self._refuse("policy_kwargs.enable_critic_lstm", both, "both networks have a recurrent layer here, or share it")
+        self.trainer |= {"cell": "lstm", "shared_layers": bool(shared)}
+        self.notes.append("the hidden layers come before the LSTM, and those of Stable-Baselines3 after it")
+        sizes = [_as_number(self.left[name]) for name in ("n_steps", "batch_size")]
+        whole = [int(size) for size in sizes if size is not None and size >= 1 and size == int(size)]
+        if len(whole) == len(sizes):
+            common = math.gcd(*whole)
+            length = max(part for part in range(1, min(common, _LONGEST_SEQUENCE) + 1) if common % part == 0)
+            self.trainer["sequence_length"] = length
+            self.notes.append(f"gradients go through {length} steps, and those of Stable-Baselines3 through whole episodes")
 
     def _rates(self) -> None:
         rate, schedule = self._scheduled("learning_rate")
@@ -366,9 +406,7 @@ class _Mapping:
 
     @property
     def _trains_whole_rollouts(self) -> bool:
-        return (
-            self.algorithm.data_flow() == "rollout" and "batch_size" not in _DEFAULTS[self.algorithm.__name__.lower()]
-        )
+        return self.algorithm.data_flow() == "rollout" and "batch_size" not in self.defaults
 
     def _normalization(self) -> None:
         normalize = _parsed(self._take("normalize", False))
@@ -468,7 +506,7 @@ class _Mapping:
         self.trainer["target_entropy"] = None if entropy == "auto" else _as_number(entropy)
 
     def _refuse_the_rest(self) -> None:
-        known = {*_DEFAULTS[self.algorithm.__name__.lower()], *_ADVICE, *_RENAMED}
+        known = {*self.defaults, *_ADVICE, *_RENAMED}
         for name, value in self.left.items():
             plain = tuple(value) if isinstance(value, list) else value
             if plain in _TELLS_NOTHING.get(name, ()):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import composer.composer as composer_module
 from composer import Composer
 from composer.zoo import ZooSettings, _parsed, zoo_settings
-from pearl.algorithms import A2C, DDPG, DQN, PPO, SAC, TD3
+from pearl.algorithms import A2C, DDPG, DQN, PPO, SAC, TD3, RecurrentPPO
 from pearl.algorithms.update_frequency import frequency_of
 from pearl.cli.app import app
 from pearl.errors import ConfigurationError
@@ -191,6 +191,24 @@ LunarLander-v3:
   ent_coef: 1e-5
   use_rms_prop: False
 """,
+    "ppo_lstm": """
+CartPoleNoVel-v1:
+  n_envs: 8
+  n_timesteps: !!float 1e5
+  policy: 'MlpLstmPolicy'
+  n_steps: 32
+  batch_size: 256
+  n_epochs: 20
+  clip_range: lin_0.2
+Acrobot-v1:
+  n_timesteps: 1e6
+  n_steps: 48
+  policy_kwargs: "dict(lstm_hidden_size=128, shared_lstm=True, enable_critic_lstm=False, net_arch=[32])"
+Hardcore-v3:
+  n_timesteps: 1e6
+  policy: 'MlpPolicy'
+  policy_kwargs: "dict(enable_critic_lstm=False, lstm_hidden_size=256.5, n_lstm_layers=2)"
+""",
 }
 
 
@@ -272,9 +290,33 @@ def test_sac_td3_ddpg_and_a2c(zoo: Path) -> None:
     assert (adam.notes, adam.trainer["entropy_coefficient"]) == ((), 1e-5)
 
 
+def test_a_recurrent_ppo(zoo: Path) -> None:
+    found = zoo_settings(zoo / "ppo_lstm.yml", "CartPoleNoVel-v1")
+    assert (found.algorithm, found.timesteps) == (RecurrentPPO, 100_000)
+    holds(found.trainer, cell="lstm", recurrent_size=256, sequence_length=32, shared_layers=False)
+    holds(found.trainer, hidden_sizes=(64, 64), learning_rate=3e-4, clip_range=0.2, clip_range_schedule="linear")
+    assert found.rollout == {"horizon": 32, "epochs": 20, "gae_lambda": 0.95}
+    assert found.training == {"gamma": 0.99, "batch_size": 256}
+    assert len(found.notes) == 2
+    shared = zoo_settings(zoo / "ppo_lstm.yml", "Acrobot-v1")
+    holds(shared.trainer, recurrent_size=128, shared_layers=True, hidden_sizes=(32,))
+    holds(shared.trainer, sequence_length=16)  # the longest that divides 48 steps and a batch of 128
+    assert shared.notes[1].startswith("gradients go through 16 steps")
+
+
 @pytest.mark.parametrize(
     ("name", "env", "refused"),
     [
+        (
+            "ppo_lstm",
+            "Hardcore-v3",
+            [
+                "policy: MlpPolicy (the networks are those of MlpLstmPolicy, and for images of CnnLstmPolicy",
+                "policy_kwargs.lstm_hidden_size: 256.5 (expected a whole number",
+                "policy_kwargs.n_lstm_layers: 2 (policies have one recurrent layer here",
+                "policy_kwargs.enable_critic_lstm: False (both networks have a recurrent layer here",
+            ],
+        ),
         ("dqn", "atari", ["env_wrapper: stable_baselines3.common.atari_wrappers.AtariWrapper", "frame_stack: 4"]),
         (
             "ppo",
@@ -346,7 +388,7 @@ def test_files_and_entries_that_cannot_be_read_are_named(tmp_path: Path, text: s
 def test_the_algorithm_is_the_files_or_named(zoo: Path) -> None:
     other = (zoo / "ppo.yml").rename(zoo / "tuned.yaml")
     assert zoo_settings(other, "CartPole-v1", "PPO").algorithm is PPO
-    with pytest.raises(ConfigurationError, match=r"for dqn, ddpg, td3, sac, ppo, a2c; found 'tuned'\. Name the"):
+    with pytest.raises(ConfigurationError, match=r"for dqn, ddpg, td3, sac, ppo, ppo_lstm, a2c; found 'tuned'\. Name the"):
         zoo_settings(other, "CartPole-v1")
     with pytest.raises(ConfigurationError, match="found 'tqc'"):
         zoo_settings(other, "CartPole-v1", "tqc")
