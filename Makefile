@@ -32,7 +32,7 @@ CUDA ?= $(if $(filter Linux,$(shell uname -s)),1)
 WITH_SYCL := $(if $(SYCL),$(or $(filter sycl test test-all,$(MAKECMDGOALS)),$(wildcard $(SYCL_STAMP))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sycl rtl cuda quickstart test test-all lint format typecheck sanitize fuzz wheel arm64 arm64-tools hooks release docs fpga-model paper bench-paper bench-pixels bench-solve bench-env bench-actors bench-cuda bench-curves bench-eps bench-fpga bench-gae bench-heppo bench-learner bench-model bench-ppo bench-ppo-curves bench-prefetch bench-replay bench-returns bench-rtl bench-scale bench-stability bench-startup bench-sycl gpu-check zoo clean
+.PHONY: help setup sycl rtl cuda quickstart test test-all lint format typecheck sanitize fuzz wheel arm64 arm64-tools hooks release docs fpga-model paper bench-paper bench-pixels bench-solve bench-env bench-actors bench-cuda bench-curves bench-eps bench-fpga bench-gae bench-heppo bench-learner bench-model bench-ppo bench-ppo-curves bench-prefetch bench-replay bench-returns bench-rtl bench-scale bench-spo bench-stability bench-startup bench-sycl gpu-check zoo clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -227,6 +227,9 @@ bench-pixels: setup bench-env  ## Pong from pixels to a return of 18, three seed
 
 bench-scale: setup bench-env  ## Several Learners, measured and simulated, and remote Actors; BENCH_ARGS=--quick for a look
 	$(BENCH)/bin/python -m benchmarks.scale $(BENCH_ARGS)
+
+bench-spo: setup bench-env  ## SPO's experiments: what several Learners learn, and how they scale (an hour; goes on where it was)
+	$(BENCH)/bin/python -m benchmarks.spo $(BENCH_ARGS)
 
 bench-returns: setup bench-env  ## MuJoCo and BipedalWalker until a return, beside Stable-Baselines3 (three hours; goes on where it was)
 	$(BENCH)/bin/python -m benchmarks.returns $(BENCH_ARGS)

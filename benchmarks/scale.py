@@ -55,7 +55,6 @@ from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
 SPACES = spaces.Box(-1.0, 1.0, (17,), np.float32), spaces.Box(-1.0, 1.0, (6,), np.float32)
 CAPACITY, MESSAGE = 16_384, 256
 INTERVALS = (4, 8, 32)
-ROUNDS, DROPPED = 300, 20
 LONGEST_S = 300.0
 STEP_S = 100e-6  # of the environment of the Actors
 
@@ -72,15 +71,15 @@ class Case:
         """In a row."""
         return f"SAC {self.width}x{self.width}"
 
-    def setup(self, learners: int, average_every: int, batch: int) -> LearnerSetup:
-        """Learners that train without waiting for transitions, with batches of `batch` together."""
+    def setup(self, learners: int, average_every: int) -> LearnerSetup:
+        """Learners that train without waiting for transitions."""
         return LearnerSetup(
             AveragingSpec(learners, average_every),
             functools.partial(SAC, *SPACES, hidden_sizes=(self.width, self.width)),
             NativeLearner,
             transition=transition_of(SAC, *SPACES, {}),
             replay=ReplaySpec(CAPACITY),
-            batch_size=batch,
+            batch_size=self.batch,
             replay_ratio=float("inf"),
             learning_starts=CAPACITY // 2,
         )
@@ -89,9 +88,9 @@ class Case:
 CASES = (Case(64, 128), Case(256, 256))
 
 
-def steps_per_s(setup: LearnerSetup, seconds: float) -> float:
-    """Gradient steps of all Learners a second, averages included."""
-    data = random_transitions(setup.transition, SPACES[1], TrainSpec(), MESSAGE, np.random.default_rng(0))
+def steps_per_s(setup: LearnerSetup, seconds: float, actions: gym.Space[Any] = SPACES[1]) -> float:
+    """Gradient steps of all Learners a second, averages included; `actions` is the space of random ones."""
+    data = random_transitions(setup.transition, actions, TrainSpec(), MESSAGE, np.random.default_rng(0))
     with LearnerGroup(setup, setup.make_trainer(seed=0), message_rows=MESSAGE) as group:
         group.wait_until_ready(LONGEST_S)
         while any(progress.steps == 0 for progress in group.progress):  # one that is slow to take is passed over
@@ -120,18 +119,18 @@ def _next_report(group: LearnerGroup) -> tuple[int, float]:
     return sum(progress.steps for progress in group.progress), time.perf_counter()
 
 
-def _filled(setup: LearnerSetup, rank: int, averager: Averager) -> LocalLearner:
+def _filled(setup: LearnerSetup, rank: int, averager: Averager, actions: gym.Space[Any]) -> LocalLearner:
     local = LocalLearner(setup, rank, lambda layout: averager)
-    columns = random_transitions(setup.transition, SPACES[1], TrainSpec(), MESSAGE, np.random.default_rng(rank))
-    for _ in range(CAPACITY // setup.spec.learners // MESSAGE):
+    columns = random_transitions(setup.transition, actions, TrainSpec(), MESSAGE, np.random.default_rng(rank))
+    for _ in range(setup.replay.capacity // setup.spec.learners // MESSAGE):
         local.insert(columns, MESSAGE, 0.4)
     return local
 
 
-def _time_steps(setup: LearnerSetup, count: int, report: Report) -> None:
+def _time_steps(setup: LearnerSetup, actions: gym.Space[Any], count: int, report: Report) -> None:
     spec = bank_spec(setup.replay, setup.spec.learners)
     bank, storage = make_replay_manager(spec, seed=0), DataStorage(setup.transition, spec.capacity)
-    columns = random_transitions(setup.transition, SPACES[1], TrainSpec(), MESSAGE, np.random.default_rng(0))
+    columns = random_transitions(setup.transition, actions, TrainSpec(), MESSAGE, np.random.default_rng(0))
     for _ in range(spec.capacity // MESSAGE):
         bank.insert(storage.insert(columns, MESSAGE))
     learner = setup.make_learner(setup.make_trainer(seed=0))
@@ -140,8 +139,8 @@ def _time_steps(setup: LearnerSetup, count: int, report: Report) -> None:
     _deliver(lambda: steps.run(1, 0.4), count, report)
 
 
-def _time_rounds(setup: LearnerSetup, link: Link, count: int, report: Report) -> None:
-    local = _filled(setup, link.rank, SharedMemoryAverager(link, link.layout))
+def _time_rounds(setup: LearnerSetup, actions: gym.Space[Any], link: Link, count: int, report: Report) -> None:
+    local = _filled(setup, link.rank, SharedMemoryAverager(link, link.layout), actions)
     _deliver(local.train, count, report)
     local.finish()
 
@@ -168,10 +167,22 @@ def together(target: Any, arguments: list[tuple[Any, ...]], numbers: int) -> np.
     return np.array([report.result for report in reports])
 
 
-def phases_of(case: Case, learners: int, cores: int) -> Phases:
-    """Steps of as many Learners as have a core each, and what rounds of one step take beyond the slowest of these."""
-    setup, count = case.setup(learners, 1, case.batch), 600
-    step_us = together(_time_steps, [(setup, count)] * min(learners, cores), count)[:, count // 5 :].ravel()
+def phases_of(
+    setup_of: Callable[[int, int], LearnerSetup],
+    learners: int,
+    cores: int,
+    *,
+    actions: gym.Space[Any] = SPACES[1],
+    count: int = 600,
+    rounds: int = 300,
+) -> Phases:
+    """Steps of as many Learners as have a core each, and what rounds of one step take beyond the slowest of these.
+
+    `setup_of` gives the setup of a number of Learners and an interval of averages. Each makes `count` steps, and then
+    `rounds` rounds; the first are not counted.
+    """
+    setup = setup_of(learners, 1)
+    step_us = together(_time_steps, [(setup, actions, count)] * min(learners, cores), count)[:, count // 5 :].ravel()
     parameters = TrainerParameters(setup.make_trainer(seed=0))
     vector = np.empty(parameters.layout.count, np.float32)
     parameters.read(vector)
@@ -179,11 +190,11 @@ def phases_of(case: Case, learners: int, cores: int) -> Phases:
     links = [server.link(rank) for rank in range(learners)]
     server.launch()
     try:
-        rounds = together(_time_rounds, [(setup, link, ROUNDS) for link in links], ROUNDS)[:, DROPPED:]
+        round_us = together(_time_rounds, [(setup, actions, link, rounds) for link in links], rounds)[:, rounds // 15 :]
     finally:
         server.close()
     steps = simulate(Phases(step_us), learners, 1, cores=cores)
-    return Phases(step_us, max(0.0, float(np.mean(rounds)) - learners / steps.steps_per_s * 1e6))
+    return Phases(step_us, max(0.0, float(np.mean(round_us)) - learners / steps.steps_per_s * 1e6))
 
 
 def learner_rows(cases: tuple[Case, ...], seconds: float, repeats: int) -> Iterator[Row]:
@@ -192,13 +203,13 @@ def learner_rows(cases: tuple[Case, ...], seconds: float, repeats: int) -> Itera
     errors: list[float] = []
     known: dict[Case, Phases] = {}
     for case in cases:
-        one = [steps_per_s(case.setup(1, 200, case.batch), seconds) * case.batch for _ in range(repeats)]
+        one = [steps_per_s(case.setup(1, 200), seconds) * case.batch for _ in range(repeats)]
         for learners in (1, 2, 4):
             share = case.batch // learners
-            phases = phases_of(case, learners, cores)
+            phases = phases_of(case.setup, learners, cores)
             known[case] = phases if learners == 1 else known[case]
             for every in INTERVALS:
-                setup = case.setup(learners, every, case.batch)
+                setup = case.setup(learners, every)
                 rates = [steps_per_s(setup, seconds) for _ in range(repeats)]
                 simulated = simulate(phases, learners, every, cores=cores)
                 errors.append(simulated.steps_per_s / float(np.median(rates)) - 1)
@@ -217,7 +228,7 @@ def learner_rows(cases: tuple[Case, ...], seconds: float, repeats: int) -> Itera
 
 def beyond(case: Case, phases: Phases) -> Iterator[Row]:
     """Efficiency with more Learners than this machine has cores, by simulation."""
-    trainer = case.setup(1, 1, case.batch).make_trainer(seed=0)
+    trainer = case.setup(1, 1).make_trainer(seed=0)
     count = TrainerParameters(trainer).layout.count
     steps = Phases(phases.step_us)
     for learners in (4, 16, 64, 256, 1024):

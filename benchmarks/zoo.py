@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -30,20 +31,30 @@ ZOO = ROOT / "examples" / "zoo"
 FILE, PAGE = RESULTS / "zoo" / "runs.json", ROOT / "docs" / "zoo.md"
 FIRST_SEED = 4001
 EPISODES = 100
-# Mean and deviation of RL Zoo's benchmark.md, and after how many steps, by composition.
-PUBLISHED: dict[str, tuple[float, float, str]] = {
-    "dqn-CartPole-v1": (500.0, 0.0, "50k"),
-    "ppo-CartPole-v1": (500.0, 0.0, "100k"),
-    "dqn-Acrobot-v1": (-76.6, 11.8, "100k"),
-    "dqn-LunarLander-v3": (154.4, 79.2, "100k"),
-    "sac-Pendulum-v1": (-157.0, 88.7, "20k"),
-    "td3-Pendulum-v1": (-151.9, 90.2, "20k"),
-    "ddpg-Pendulum-v1": (-152.1, 94.3, "20k"),
+# Mean and deviation of RL Zoo's benchmark.md, and after how many steps, by composition; None where it has none.
+PUBLISHED: dict[str, tuple[float, float, str] | None] = {
+    "a2c-CartPole-v1": (500.0, 0.0, "500k"),
     "ddpg-MountainCarContinuous-v0": (93.5, 0.0, "300k"),
-    "td3-MountainCarContinuous-v0": (93.5, 0.1, "300k"),
-    "sac-Hopper-v5": (2325.5, 1129.7, "1M"),
-    "sac-HalfCheetah-v5": (9535.5, 100.5, "1M"),
+    "ddpg-Pendulum-v1": (-152.1, 94.3, "20k"),
+    "dqn-Acrobot-v1": (-76.6, 11.8, "100k"),
+    "dqn-CartPole-v1": (500.0, 0.0, "50k"),
+    "dqn-LunarLander-v3": (154.4, 79.2, "100k"),
+    "dqn-MountainCar-v0": (-100.8, 9.9, "120k"),
+    "dqn-PongFrames-v0": (20.6, 0.6, "10M"),
+    "ppo-Acrobot-v1": (-73.5, 18.2, "1M"),
+    "ppo-CartPole-v1": (500.0, 0.0, "100k"),
+    "ppo-LunarLander-v3": (242.1, 31.8, "1M"),
     "sac-BipedalWalker-v3": (297.7, 33.1, "500k"),
+    "sac-HalfCheetah-v5": (9535.5, 100.5, "1M"),
+    "sac-Hopper-v5": (2325.5, 1129.7, "1M"),
+    "sac-InvertedDoublePendulum-v5": None,
+    "sac-InvertedPendulum-v5": None,
+    "sac-LunarLanderContinuous-v3": (260.4, 65.5, "500k"),
+    "sac-Pendulum-v1": (-157.0, 88.7, "20k"),
+    "sac-Reacher-v5": None,
+    "sac-Walker2d-v5": (3863.2, 254.3, "1M"),
+    "td3-MountainCarContinuous-v0": (93.5, 0.1, "300k"),
+    "td3-Pendulum-v1": (-151.9, 90.2, "20k"),
 }
 HEAD = """# Compositions that were trained
 
@@ -70,15 +81,18 @@ def names() -> tuple[str, ...]:
 
 
 def here() -> str:
-    """The machine in words."""
-    found = machine()
-    return f"{found['cpu']}, {found['cores']} cores"
+    """The machine in words, with the cores that this process may use."""
+    return f"{machine()['cpu']}, {len(os.sched_getaffinity(0))} core(s)"
 
 
-def train(name: str, seeds: Sequence[int], folder: Path) -> list[dict[str, Any]]:
-    """Compose, and run the program with each seed; numbers of the summaries."""
+def train(
+    name: str, seeds: Sequence[int], folder: Path, overrides: Mapping[str, object] | None = None
+) -> list[dict[str, Any]]:
+    """Compose, with `overrides` by "table.key", and run the program with each seed; numbers of the summaries."""
     program = folder / f"{name}.py"
     command = [sys.executable, "-m", "pearl", "compose", str(ZOO / f"{name}.toml"), "--output", str(program)]
+    for key, value in (overrides or {}).items():
+        command += ["--set", f"{key}={value}"]
     subprocess.run(command, check=True, cwd=folder, env=environment(), stdout=subprocess.DEVNULL)
     found = []
     for seed in seeds:

@@ -1,0 +1,198 @@
+"""SPO's experiments (thesis, Sec. 5.3.2) in sizes that fit here: what several Learners learn, and how they scale.
+
+Learning (Figures 5.10 to 5.13): compositions of examples/zoo, with one, two and four Learners and averages after every
+1, 8 and 32 gradient steps of each. The replay ratio, the batch and the replay are those of all Learners together. Runs go
+to their end; returns are those of the last weights over 100 greedy episodes that selected nothing. Rows compare
+interquartile means over the seeds, with bootstrap intervals of 95 %, and say whether these overlap with one Learner's.
+Runs are kept in benchmarks/results/spo/runs.json, and a later call makes only those that are missing.
+
+Scaling (Figures 5.14 and 5.15): the scaling factor of Eq. 5.6, the rate of steps on whole batches by L Learners over L
+times that of one, for TD3 with two hidden layers of 256 and for DQN with the Nature CNN. Two Learners are measured; four
+and six are simulated from the steps and averages of this machine, as if each had a core.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from benchmarks.intervals import interquartile_mean, interval
+from benchmarks.record import RESULTS, Row, shown, write
+from benchmarks.scale import phases_of, steps_per_s
+from benchmarks.timing import ONE_THREAD, options
+from benchmarks.zoo import train
+from pearl.algorithms import DQN, TD3
+from pearl.algorithms.trainer import transition_of
+from pearl.atomic_file import write_text
+from pearl.backends.cpu.learner import NativeLearner
+from pearl.local_sgd.averaging import AveragingSpec
+from pearl.local_sgd.local_learner import LearnerSetup
+from pearl.local_sgd.simulation import Phases, simulate
+from pearl.spec import ReplaySpec
+
+FILE = RESULTS / "spo" / "runs.json"
+FIRST_SEED = 5001
+INTERVALS, OF_THESIS = (1, 8, 32), (5, 10, 25)
+VECTORS = spaces.Box(-1.0, 1.0, (17,), np.float32), spaces.Box(-1.0, 1.0, (6,), np.float32)
+IMAGES = spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(6)
+
+
+@dataclass(frozen=True)
+class Learning:
+    """A composition, how many seeds it gets, and its steps if they are not the composition's."""
+
+    composition: str
+    seeds: int
+    timesteps: int | None = None
+
+    def overrides(self, learners: int, every: int) -> dict[str, int]:
+        """What the composition gets besides."""
+        steps = {} if self.timesteps is None else {"program.timesteps": self.timesteps}
+        return {**steps, "learners.count": learners, "learners.average_every": every}
+
+
+LEARNING = (Learning("dqn-CartPole-v1", 5), Learning("sac-Pendulum-v1", 5), Learning("sac-Hopper-v5", 3, 60_000))
+
+
+@dataclass(frozen=True)
+class Network:
+    """An algorithm of the thesis's figures of scaling, its spaces, and its batches."""
+
+    name: str
+    trainer: Any
+    observations: gym.Space[Any]
+    actions: gym.Space[Any]
+    settings: dict[str, Any]
+    batches: tuple[int, ...]
+
+    def setup(self, learners: int, every: int, batch: int) -> LearnerSetup:
+        """Learners that train without waiting for transitions, with batches of `batch` together."""
+        capacity = max(4096, batch) * learners
+        found = self.observations, self.actions
+        return LearnerSetup(
+            AveragingSpec(learners, every, timeout_s=60.0),
+            functools.partial(self.trainer, *found, **self.settings),
+            NativeLearner,
+            transition=transition_of(self.trainer, *found, self.settings),
+            replay=ReplaySpec(capacity),
+            batch_size=batch,
+            replay_ratio=float("inf"),
+            learning_starts=learners * 256,
+        )
+
+
+MLP = Network("TD3 256x256", TD3, *VECTORS, {"hidden_sizes": (256, 256)}, (2048, 4096, 8192))
+CNN = Network("DQN Nature CNN", DQN, *IMAGES, {}, (256, 1024))
+
+
+# --- learning -------------------------------------------------------------------------------------------------------
+
+
+def pairs() -> Iterator[tuple[int, int]]:
+    """Numbers of Learners and intervals; one Learner, which never averages, comes first."""
+    yield 1, 1
+    for learners in (2, 4):
+        for every in INTERVALS:
+            yield learners, every
+
+
+def learned(case: Learning, seeds: int, runs: list[dict[str, Any]], file: Path | None) -> None:
+    """Make the runs of a case that are missing in `runs`."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for learners, every in pairs():
+            same = {"learners": learners, "average_every": every}
+            made = {
+                run["seed"]
+                for run in runs
+                if run["composition"] == case.composition and all(run[key] == value for key, value in same.items())
+            }
+            missing = [seed for seed in range(FIRST_SEED, FIRST_SEED + seeds) if seed not in made]
+            if not missing:
+                continue
+            folder = Path(scratch) / f"{learners}-{every}"
+            folder.mkdir()
+            found = train(case.composition, missing, folder, case.overrides(learners, every))
+            runs += [{**run, **same} for run in found]
+            if file is not None:
+                file.parent.mkdir(exist_ok=True)
+                write_text(file, json.dumps(runs, indent=1) + "\n")
+
+
+def learning_rows(case: Learning, runs: Sequence[dict[str, Any]]) -> Iterator[Row]:
+    """Returns with several Learners beside those with one."""
+    of_case = [run for run in runs if run["composition"] == case.composition]
+    returns = {
+        pair: np.array([run["last"] for run in of_case if (run["learners"], run["average_every"]) == pair])
+        for pair in pairs()
+    }
+    alone = returns.pop((1, 1))
+    low, high = interval(alone)
+    for (learners, every), found in returns.items():
+        if not len(found):
+            continue
+        bounds = interval(found)
+        verdict = "overlapping" if bounds[0] <= high and low <= bounds[1] else "apart"
+        middle, theirs = float(interquartile_mean(found)), float(interquartile_mean(alone))
+        what = f"{case.composition}, {learners} Learners, H = {every}: return, {verdict}"
+        yield Row(what, middle, "return", "higher", bounds, len(found), f"one Learner, {low:,.1f} to {high:,.1f}", theirs)
+
+
+# --- scaling --------------------------------------------------------------------------------------------------------
+
+
+def scaling_rows(network: Network, batches: Sequence[int], seconds: float, repeats: int) -> Iterator[Row]:
+    """Scaling factors of Eq. 5.6."""
+    for batch in batches:
+        def setup(learners: int, every: int, batch: int = batch) -> LearnerSetup:
+            return network.setup(learners, every, batch)
+
+        alone = [steps_per_s(setup(1, 1), seconds, network.actions) for _ in range(repeats)]
+        one_per_s = float(np.median(alone))
+        for every in OF_THESIS:
+            rates = [steps_per_s(setup(2, every), seconds, network.actions) for _ in range(repeats)]
+            case = f"{network.name}, batch {batch}, H = {every}"
+            yield Row.of(f"{case}: 2 Learners", "scaling factor", "higher", np.array(rates) / 4 / one_per_s)
+        for learners in (4, 6):
+            phases = phases_of(setup, learners, os.cpu_count() or 1, actions=network.actions, count=30, rounds=15)
+            of_share = Phases(phases.step_us, phases.average_us)
+            for every in OF_THESIS:
+                found = simulate(of_share, learners, every, cores=learners).steps_per_s / learners**2 / one_per_s
+                case = f"{network.name}, batch {batch}, H = {every}"
+                yield Row.of(f"{case}: {learners} Learners, simulated", "scaling factor", "higher", [found])
+
+
+def main() -> None:
+    parser = options(__doc__, "one seed of the first composition in 2,000 steps, and one batch")
+    parser.add_argument("--learning-only", action="store_true", help="leave out the scaling factors")
+    arguments = parser.parse_args()
+    os.environ.update(ONE_THREAD)  # of the processes that it starts
+    if arguments.quick:
+        case, runs = Learning(LEARNING[0].composition, 1, 2_000), []
+        learned(case, case.seeds, runs, None)
+        shown(learning_rows(case, runs))
+        shown(scaling_rows(MLP, MLP.batches[:1], 0.5, 1))
+        return
+    runs = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else []
+    rows = []
+    for case in LEARNING:
+        learned(case, case.seeds, runs, FILE)
+        rows += shown(learning_rows(case, runs))
+    if arguments.learning_only:
+        return
+    for network in (MLP, CNN):
+        rows += shown(scaling_rows(network, network.batches, 2.0, 2))
+    write("spo", "make bench-spo", os.cpu_count() or 1, rows)
+
+
+if __name__ == "__main__":
+    main()
