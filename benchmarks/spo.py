@@ -1,14 +1,14 @@
 """SPO's experiments (thesis, Sec. 5.3.2) in sizes that fit here: what several Learners learn, and how they scale.
 
 Learning (Figures 5.10 to 5.13): compositions of examples/zoo, with one, two and four Learners and averages after every
-1, 8 and 32 gradient steps of each. The replay ratio, the batch and the replay are those of all Learners together. Runs go
-to their end; returns are those of the last weights over 100 greedy episodes that selected nothing. Rows compare
+1, 8 and 32 gradient steps of each. The replay ratio, the batch and the replay are those of all Learners together. Runs
+go to their end; returns are those of the last weights over 100 greedy episodes that selected nothing. Rows compare
 interquartile means over the seeds, with bootstrap intervals of 95 %, and say whether these overlap with one Learner's.
 Runs are kept in benchmarks/results/spo/runs.json, and a later call makes only those that are missing.
 
 Scaling (Figures 5.14 and 5.15): the scaling factor of Eq. 5.6, the rate of steps on whole batches by L Learners over L
-times that of one, for TD3 with two hidden layers of 256 and for DQN with the Nature CNN. Two Learners are measured; four
-and six are simulated from the steps and averages of this machine, as if each had a core.
+times that of one, for TD3 with two hidden layers of 256 and for DQN with the Nature CNN. Two Learners are measured;
+four and six are simulated from the steps and averages of this machine, as if each had a core.
 """
 
 from __future__ import annotations
@@ -143,8 +143,9 @@ def learning_rows(case: Learning, runs: Sequence[dict[str, Any]]) -> Iterator[Ro
         bounds = interval(found)
         verdict = "overlapping" if bounds[0] <= high and low <= bounds[1] else "apart"
         middle, theirs = float(interquartile_mean(found)), float(interquartile_mean(alone))
+        peer = f"one Learner, {low:,.1f} to {high:,.1f}"
         what = f"{case.composition}, {learners} Learners, H = {every}: return, {verdict}"
-        yield Row(what, middle, "return", "higher", bounds, len(found), f"one Learner, {low:,.1f} to {high:,.1f}", theirs)
+        yield Row(what, middle, "return", "higher", bounds, len(found), peer, theirs)
 
 
 # --- scaling --------------------------------------------------------------------------------------------------------
@@ -153,6 +154,7 @@ def learning_rows(case: Learning, runs: Sequence[dict[str, Any]]) -> Iterator[Ro
 def scaling_rows(network: Network, batches: Sequence[int], seconds: float, repeats: int) -> Iterator[Row]:
     """Scaling factors of Eq. 5.6."""
     for batch in batches:
+
         def setup(learners: int, every: int, batch: int = batch) -> LearnerSetup:
             return network.setup(learners, every, batch)
 

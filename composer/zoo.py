@@ -192,8 +192,9 @@ def zoo_settings(
     if unknown := [one for one in leave_out if one not in entry]:
         raise ConfigurationError(f"{source} has no {', '.join(unknown)} to leave out; it has {', '.join(entry)}.")
     stated = {key: value for key, value in entry.items() if key not in leave_out}
-    algorithm_class = ALGORITHMS[_CLASSES.get(name) or next(known for known in ALGORITHMS if known.lower() == name)]
-    mapping = _Mapping(algorithm_class, _DEFAULTS[name], {**_DEFAULTS[name], **stated}, [note] if note else [])
+    class_name = _CLASSES.get(name) or next(known for known in ALGORITHMS if known.lower() == name)
+    defaults = _DEFAULTS[name]
+    mapping = _Mapping(ALGORITHMS[class_name], defaults, {**defaults, **stated}, [note] if note else [])
     return mapping.mapped(source, env)
 
 
@@ -385,7 +386,8 @@ class _Mapping:
         if layers != 1:
             self._refuse("policy_kwargs.n_lstm_layers", layers, "policies have one recurrent layer here")
         if not shared and not both:
-            self._refuse("policy_kwargs.enable_critic_lstm", both, "both networks have a recurrent layer here, or share it")
+            why = "both networks have a recurrent layer here, or share it"
+            self._refuse("policy_kwargs.enable_critic_lstm", both, why)
         self.trainer |= {"cell": "lstm", "shared_layers": bool(shared)}
         self.notes.append("the hidden layers come before the LSTM, and those of Stable-Baselines3 after it")
         sizes = [_as_number(self.left[name]) for name in ("n_steps", "batch_size")]
@@ -394,7 +396,7 @@ class _Mapping:
             common = math.gcd(*whole)
             length = max(part for part in range(1, min(common, _LONGEST_SEQUENCE) + 1) if common % part == 0)
             self.trainer["sequence_length"] = length
-            self.notes.append(f"gradients go through {length} steps, and those of Stable-Baselines3 through whole episodes")
+            self.notes.append(f"gradients go through {length} steps, those of Stable-Baselines3 through whole episodes")
 
     def _rates(self) -> None:
         rate, schedule = self._scheduled("learning_rate")

@@ -209,7 +209,9 @@ def check_policy(run_dir: Path) -> None:
     assert pearl.load_policy(file).predict(obs[0], action_masks=masks[0]) == 3
 
 
-@pytest.mark.parametrize(("implementation", "setting"), [("native", 2), ("torch", 1)])
+@pytest.mark.parametrize(
+    ("implementation", "setting"), [("native", 2), pytest.param("torch", 1, marks=pytest.mark.slow)]
+)
 def test_a_dqn_program_never_takes_a_forbidden_action(
     tmp_path: Path, quick_profiles: None, implementation: str, setting: int
 ) -> None:
@@ -221,7 +223,9 @@ def test_a_dqn_program_never_takes_a_forbidden_action(
     check_policy(tmp_path / "run")
 
 
-@pytest.mark.parametrize(("implementation", "options"), [("native", ()), ("torch", ("--serial",))])
+@pytest.mark.parametrize(
+    ("implementation", "options"), [("native", ()), pytest.param("torch", ("--serial",), marks=pytest.mark.slow)]
+)
 def test_a_ppo_program_never_takes_a_forbidden_action(
     tmp_path: Path, quick_profiles: None, implementation: str, options: tuple[str, ...]
 ) -> None:

@@ -438,7 +438,7 @@ if __name__ == "__main__":
     [
         (TinySAC, False),
         (TinyDQN, True),
-        (TinyPPO, True),
+        pytest.param(TinyPPO, True, marks=pytest.mark.slow),
         pytest.param(TinyDQN, False, marks=pytest.mark.slow),
         pytest.param(TinyPPO, False, marks=pytest.mark.slow),
     ],

@@ -52,7 +52,10 @@ def test_a_trainer_with_an_update_rule_of_its_own_is_left_to_torch(tmp_path: Pat
     assert found == {"torch"}
 
 
-@pytest.mark.parametrize(("replay", "learner"), PLACEMENTS)
+@pytest.mark.parametrize(
+    ("replay", "learner"),
+    [pytest.param(*pair, marks=() if pair == PLACEMENTS[-1] else pytest.mark.slow) for pair in PLACEMENTS],
+)
 def test_each_placement_trains_and_goes_on_from_its_checkpoint(tmp_path: Path, replay: str, learner: str) -> None:
     composer = composed(tmp_path, settings={"implementation": "cuda"} if learner == "gpu0" else {})
     program, results = program_of(composer, tmp_path, replay, learner), tmp_path / "run"

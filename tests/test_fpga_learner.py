@@ -99,7 +99,7 @@ class BothFirst:
     ("obs", "hidden", "actions", "rows", "copies", "double", "unroll"),
     [
         (4, (20,), 2, 9, 2, True, 16),
-        (33, (7, 40), 5, 33, 1, False, [[4, 64, 1]]),
+        pytest.param(33, (7, 40), 5, 33, 1, False, [[4, 64, 1]], marks=pytest.mark.slow),
         pytest.param(1, (1,), 1, 1, 3, True, 32, marks=pytest.mark.slow),
     ],
 )
@@ -117,7 +117,7 @@ def test_dqn_gradients_are_those_of_float64(
 @pytest.mark.parametrize(
     ("trainer_class", "copies"),
     [
-        (Small, 1),
+        pytest.param(Small, 1, marks=pytest.mark.slow),
         pytest.param(Small, 2, marks=pytest.mark.slow),
         pytest.param(SmallTwin, 1, marks=pytest.mark.slow),
         (SmallSoft, 1),
@@ -267,6 +267,7 @@ def trained_on_one_batch(**settings: Any) -> tuple[FpgaLearner, list[float]]:
     return learner, [learner.step(*batch_of(0, 16, 4, 3)).metrics["loss"] for _ in range(60)]
 
 
+@pytest.mark.slow
 def test_the_loss_falls() -> None:
     learner, losses = trained_on_one_batch()
     assert losses[-1] < 0.5 * losses[0]
@@ -413,6 +414,7 @@ def test_its_priorities_lead_to_the_batches_of_the_reference() -> None:
     fpga.close()
 
 
+@pytest.mark.slow
 def test_priorities_beyond_the_scale_go_through_the_host_and_the_scale_recovers() -> None:
     states = []
     for joined in (True, False):

@@ -54,7 +54,9 @@ class Prioritizing(TinyDQN):
         return super().transition(observation_space, action_space).with_priority(by_position)
 
 
-@pytest.mark.parametrize(("setting", "n_step", "options"), [(1, 3, ()), (2, 1, ("--serial",))])
+@pytest.mark.parametrize(
+    ("setting", "n_step", "options"), [(1, 3, ()), pytest.param(2, 1, ("--serial",), marks=pytest.mark.slow)]
+)
 def test_first_priorities_come_from_the_actor_to_the_replay(
     tmp_path: Path, quick_profiles: None, setting: int, n_step: int, options: tuple[str, ...]
 ) -> None:

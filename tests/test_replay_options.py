@@ -75,7 +75,7 @@ def weights(results: Path) -> bytes:
         pytest.param(1, {"mode": "fifo", "max_times_sampled": 2}, id="fifo-setting1"),
         pytest.param(2, {"mode": "fifo", "max_times_sampled": 2}, id="fifo-setting2", marks=pytest.mark.slow),
         pytest.param(2, {"mode": "lifo", "storage": "shared"}, id="lifo"),
-        pytest.param(1, {"mode": "top_k"}, id="top_k"),
+        pytest.param(1, {"mode": "top_k"}, id="top_k", marks=pytest.mark.slow),
     ],
 )
 def test_modes_that_take_in_order_train(

@@ -219,7 +219,10 @@ def test_kernels_that_do_not_compile_leave_the_cpu(
 SHORT = ("--timesteps", "2000", "--checkpoint-interval", "1000", "--eval-episodes", "2")
 
 
-@pytest.mark.parametrize(("replay", "learner"), PLACEMENTS[1:])
+@pytest.mark.parametrize(
+    ("replay", "learner"),
+    [pytest.param(*pair, marks=() if pair == PLACEMENTS[-1] else pytest.mark.slow) for pair in PLACEMENTS[1:]],
+)
 def test_each_placement_trains_and_goes_on_from_its_checkpoint(
     composed: Callable[..., Composer], tmp_path: Path, replay: str, learner: str
 ) -> None:

@@ -178,7 +178,9 @@ def test_engines_without_its_update_rule_say_so() -> None:
     )
 
 
-@pytest.mark.parametrize(("setting", "n_step", "options"), [(1, 3, ()), (2, 1, ("--serial",))])
+@pytest.mark.parametrize(
+    ("setting", "n_step", "options"), [(1, 3, ()), pytest.param(2, 1, ("--serial",), marks=pytest.mark.slow)]
+)
 def test_it_trains_cartpole_through_composer_and_program(
     tmp_path: Path,
     quick_profiles: None,

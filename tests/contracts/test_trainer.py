@@ -380,7 +380,9 @@ def test_a_program_trains_with_actor_processes_and_logs_its_metrics(
         assert 0 < float(last["temperature"]) < 1
 
 
-@pytest.mark.parametrize("trainer", [TinyTD3, TinySAC, pytest.param(TinyDroQ, marks=pytest.mark.slow), TinyCrossQ])
+@pytest.mark.parametrize(
+    "trainer", [TinySAC, *(pytest.param(other, marks=pytest.mark.slow) for other in (TinyTD3, TinyDroQ, TinyCrossQ))]
+)
 def test_a_serial_run_resumes_to_the_bit(tmp_path: Path, quick_profiles: None, trainer: type[Trainer]) -> None:
     program = make_program(tmp_path, trainer=trainer, env="Pendulum-v1")
     common = ("--serial", "--timesteps", "1000", "--checkpoint-interval", "512", "--eval-episodes", "0")
