@@ -173,8 +173,8 @@ def zoo_settings(
 ) -> ZooSettings:
     """The settings of the environment `env` in a file of RL Zoo, such as its hyperparams/dqn.yml.
 
-    `algorithm` is dqn, ddpg, td3, sac, ppo, ppo_lstm or a2c; by default the file's name. An environment that the file has in
-    another version takes the settings of that version. `leave_out` names settings of the entry to do without. Raises
+    `algorithm` is dqn, ddpg, td3, sac, ppo, ppo_lstm or a2c; by default the file's name. An environment that the file
+    has in another version takes the settings of that one. `leave_out` names settings of the entry to do without. Raises
     ConfigurationError for a file or an entry that is not there, and one error that lists all settings without a
     counterpart.
     """
