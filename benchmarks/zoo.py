@@ -58,8 +58,8 @@ PUBLISHED: dict[str, tuple[float, float, str] | None] = {
 }
 HEAD = """# Compositions that were trained
 
-Made by `make zoo` from `benchmarks/results/zoo/runs.json`; do not edit by hand. Every composition of
-[examples/zoo](../examples/zoo) was composed and trained to its end with the seeds {seeds}, on which no setting was
+Made by `make zoo` from `benchmarks/results/zoo/runs.json`; do not edit by hand. The compositions of
+[examples/zoo](../examples/zoo) were composed and trained to their end with the seeds {seeds}, on which no setting was
 chosen. "Last weights" are those of the last step, over {episodes} greedy episodes that selected nothing: the median of
 the seeds, and the worst. "RL Zoo" is what Stable-Baselines3's
 [RL Zoo](https://github.com/DLR-RM/rl-baselines3-zoo/blob/master/benchmark.md) publishes for the algorithm: one run,
@@ -134,6 +134,8 @@ def page(runs: Sequence[Mapping[str, Any]]) -> str:
             f"| [{name}](../examples/zoo/{name}.toml) | {of_name[0]['steps']:,} | {np.median(last):,.1f} | "
             f"{min(last):,.1f} | {np.median(best):,.1f} | {np.median(seconds):,.0f} s | {published} |\n"
         )
+    if missing := sorted(set(names()) - {run["composition"] for run in runs}):
+        text += f"\nNot run yet: {', '.join(missing)}.\n"
     machines = sorted({f"{run['machine']}, commit `{run['commit']}`" for run in runs})
     return text + "\nRuns on " + "; ".join(machines) + ".\n"
 

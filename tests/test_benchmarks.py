@@ -422,6 +422,7 @@ def test_the_page_of_the_zoo_has_medians_and_worst_seeds_beside_what_is_publishe
     assert "seeds 4001 to 4003" in page
     assert ".toml) | 100,000 | 240.0 | -20.0 | 260.0 | 32 s | 154.4 +- 79.2 | 100k |" in page
     assert page.count("examples/zoo/dqn-LunarLander-v3.toml)") == 1
+    assert "Not run yet: a2c-CartPole-v1, " in page
     assert "Runs on a CPU, commit `abc`." in page
     assert set(zoo.names()) <= set(zoo.PUBLISHED)
 

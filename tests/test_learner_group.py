@@ -269,7 +269,8 @@ def test_states_are_saved_while_one_learner_waits_for_another_and_loaded_again(t
                 np.testing.assert_array_equal(found[name], arrays[name])
             assert counts["inserted"] == scalars["inserted"]
             assert counts["steps"] >= scalars["steps"]
-        assert counts["steps"] == scalars["steps"], "the other had trained all"
+        due = setup.replay_ratio * (60 - setup.first_rows) / setup.share
+        assert counts["steps"] <= due, "the other got nothing new to train on"
 
 
 def test_a_learner_that_hangs_is_killed_and_replaced(caplog):
