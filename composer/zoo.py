@@ -173,11 +173,13 @@ def zoo_settings(
 ) -> ZooSettings:
     """The settings of the environment `env` in a file of RL Zoo, such as its hyperparams/dqn.yml.
 
-    `algorithm` is dqn, ddpg, td3, sac, ppo, ppo_lstm or a2c; by default the file's name. An environment that the file has in
-    another version takes the settings of that version. `leave_out` names settings of the entry to do without. Raises
-    ConfigurationError for a file or an entry that is not there, and one error that lists all settings without a
+    `algorithm` is dqn, ddpg, td3, sac, ppo, ppo_lstm or a2c; by default the file's name. An environment that the file
+    has in another version takes the settings of that version. `leave_out` names settings of the entry to do without.
+    Raises ConfigurationError for a file or an entry that is not there, and one error that lists all settings without a
     counterpart.
     """
+    if isinstance(leave_out, str):
+        raise ConfigurationError(f'leave_out must be a list of names, such as ["use_sde"]; found {leave_out!r}.')
     path = Path(file)
     name = (algorithm or path.stem).lower()
     if name not in _DEFAULTS:
@@ -385,7 +387,9 @@ class _Mapping:
         if layers != 1:
             self._refuse("policy_kwargs.n_lstm_layers", layers, "policies have one recurrent layer here")
         if not shared and not both:
-            self._refuse("policy_kwargs.enable_critic_lstm", both, "both networks have a recurrent layer here, or share it")
+            self._refuse(
+                "policy_kwargs.enable_critic_lstm", both, "both networks have a recurrent layer here, or share it"
+            )
         self.trainer |= {"cell": "lstm", "shared_layers": bool(shared)}
         self.notes.append("the hidden layers come before the LSTM, and those of Stable-Baselines3 after it")
         sizes = [_as_number(self.left[name]) for name in ("n_steps", "batch_size")]
@@ -394,7 +398,9 @@ class _Mapping:
             common = math.gcd(*whole)
             length = max(part for part in range(1, min(common, _LONGEST_SEQUENCE) + 1) if common % part == 0)
             self.trainer["sequence_length"] = length
-            self.notes.append(f"gradients go through {length} steps, and those of Stable-Baselines3 through whole episodes")
+            self.notes.append(
+                f"gradients go through {length} steps, and those of Stable-Baselines3 through whole episodes"
+            )
 
     def _rates(self) -> None:
         rate, schedule = self._scheduled("learning_rate")

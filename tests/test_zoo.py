@@ -349,6 +349,8 @@ def test_settings_are_left_out_on_request(zoo: Path) -> None:
     holds(found.trainer, hidden_sizes=(256, 256), train_freq=64)
     with pytest.raises(ConfigurationError, match="has no use_sd to leave out; it has n_timesteps, policy, "):
         zoo_settings(zoo / "sac.yml", "BipedalWalker-v3", leave_out=("use_sd",))
+    with pytest.raises(ConfigurationError, match=r"leave_out must be a list of names.*found 'use_sde'"):
+        zoo_settings(zoo / "sac.yml", "BipedalWalker-v3", leave_out="use_sde")
 
 
 @pytest.mark.parametrize(
@@ -388,7 +390,9 @@ def test_files_and_entries_that_cannot_be_read_are_named(tmp_path: Path, text: s
 def test_the_algorithm_is_the_files_or_named(zoo: Path) -> None:
     other = (zoo / "ppo.yml").rename(zoo / "tuned.yaml")
     assert zoo_settings(other, "CartPole-v1", "PPO").algorithm is PPO
-    with pytest.raises(ConfigurationError, match=r"for dqn, ddpg, td3, sac, ppo, ppo_lstm, a2c; found 'tuned'\. Name the"):
+    with pytest.raises(
+        ConfigurationError, match=r"for dqn, ddpg, td3, sac, ppo, ppo_lstm, a2c; found 'tuned'\. Name the"
+    ):
         zoo_settings(other, "CartPole-v1")
     with pytest.raises(ConfigurationError, match="found 'tqc'"):
         zoo_settings(other, "CartPole-v1", "tqc")
