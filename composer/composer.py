@@ -212,7 +212,7 @@ class Composer:
         self._actors = ActorSpec(
             env,
             **sizes,
-            env_kwargs=dict(env_kwargs or {}),
+            env_kwargs=dict(env_kwargs) if isinstance(env_kwargs, Mapping) else env_kwargs or {},
             vectorization="sync" if self._any_vectorization else vectorization,  # type: ignore[arg-type]
             timeout_s=timeout_s,
             eval_env=eval_env,

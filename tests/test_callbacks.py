@@ -103,6 +103,12 @@ def test_what_is_no_callback_is_refused(callbacks: Any, message: str) -> None:
         (lambda: UserMetric("", len), "needs a name"),  # type: ignore[arg-type]
         (lambda: UserMetric("a", 3), "needs measure, a function"),  # type: ignore[arg-type]
         (lambda: WandbLogger(every_s=-1), "WandbLogger.every_s must be seconds"),
+        (lambda: StopAtReturn(math.nan), "a mean return, a number; found nan"),
+        (lambda: KeepBest(""), "KeepBest.file must be the name of a file"),
+        (lambda: RecordVideo(1, folder=3), "RecordVideo.folder must be the name of a folder"),  # type: ignore[arg-type]
+        (lambda: WandbLogger(init=3), "WandbLogger.init must be arguments of wandb.init"),  # type: ignore[arg-type]
+        (lambda: WandbLogger(project=3), "WandbLogger.project must be"),  # type: ignore[arg-type]
+        (lambda: MLflowLogger(tracking_uri=3), "MLflowLogger.tracking_uri must be an address"),  # type: ignore[arg-type]
     ],
 )
 def test_an_option_of_another_type_says_what_is_supported(make: Any, message: str) -> None:

@@ -214,6 +214,12 @@ def test_a_wrong_part_of_an_observation_is_named(tmp_path: Path, space: Any, wro
         policy.predict(wrong)
 
 
+@pytest.mark.parametrize(("run", "seed", "message"), [(3, 0, "run must be the folder"), ("x", "x", "seed must be")])
+def test_arguments_of_another_type_are_refused(run: Any, seed: Any, message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        pearl.load_policy(run, seed=seed)
+
+
 def test_lists_float64_and_empty_batches_are_taken(tmp_path: Path) -> None:
     policy = pearl.load_policy(run_folder(tmp_path, CASES["DQN"]))
     obs = observations(VECTOR, 3)

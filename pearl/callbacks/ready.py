@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 PROGRESS = "progress"  # the kind of the short evaluations during training
 
 
+def check_text(name: str, value: object, what: str) -> None:
+    """Raise ConfigurationError unless `value` is a text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise ConfigurationError(f"{name} must be {what}, a text; found {value!r}.")
+
+
 def _check_steps(name: str, value: object) -> None:
     if type(value) is not int or value < 1:
         raise ConfigurationError(f"{name} must be a whole number of environment steps, at least 1; found {value!r}.")
@@ -34,7 +40,8 @@ class StopAtReturn(Callback):
     _reached: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.mean_return, bool) or not isinstance(self.mean_return, int | float):
+        is_number = isinstance(self.mean_return, int | float) and not isinstance(self.mean_return, bool)
+        if not is_number or math.isnan(self.mean_return):
             raise ConfigurationError(f"StopAtReturn needs a mean return, a number; found {self.mean_return!r}.")
         if type(self.evaluations) is not int or self.evaluations < 1:
             raise ConfigurationError(
@@ -60,6 +67,9 @@ class KeepBest(Callback):
 
     file: str = "best_policy.safetensors"
     _best: float = field(default=-math.inf, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_text("KeepBest.file", self.file, "the name of a file")
 
     def on_evaluation(self, run: RunContext, kind: str, evaluation: Evaluation) -> None:
         """Write if better."""
@@ -87,6 +97,7 @@ class RecordVideo(Callback):
     def __post_init__(self) -> None:
         _check_steps("RecordVideo.every_steps", self.every_steps)
         _check_steps("RecordVideo.episodes", self.episodes)
+        check_text("RecordVideo.folder", self.folder, "the name of a folder")
 
     def on_evaluation(self, run: RunContext, kind: str, evaluation: Evaluation) -> None:
         """Record if due."""
