@@ -128,6 +128,18 @@ def test_stop_at_return_counts_evaluations_in_a_row(tmp_path: Path) -> None:
     assert seen.stopped == "a mean return of 12 reached 10 (StopAtReturn)"
 
 
+def test_a_resumed_run_keeps_its_better_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pearl.policy.export.export_policy", lambda policy, file, form: file.write_text(str(policy)))
+    record = "env_steps,kind,mean_return\n10,progress,7\n20,progress,5\n20,last,99\n"
+    (tmp_path / "evaluations.csv").write_text(record)
+    (tmp_path / "best_policy.safetensors").write_text("better")
+    keep, seen = KeepBest(), Run(tmp_path)
+    for seen.env_steps, mean, kept in ((30, 6.0, "better"), (40, 8.0, "40"), (50, 7.5, "40")):
+        seen.policy = lambda: seen.env_steps  # type: ignore[attr-defined]
+        keep.on_evaluation(seen, "progress", evaluated(mean))  # type: ignore[arg-type]
+        assert (tmp_path / "best_policy.safetensors").read_text() == kept
+
+
 def test_a_users_metric_is_logged_after_short_evaluations(tmp_path: Path) -> None:
     metric, seen = UserMetric("half", lambda r: r.env_steps / 2), Run(tmp_path)
     seen.env_steps = 7

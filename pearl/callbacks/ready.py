@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -62,23 +63,40 @@ class KeepBest(Callback):
     """Writes the policy of the best short evaluation so far into `file`, as soon as there is one.
 
     The file, relative to the run folder, is one that `pearl.load_policy` reads. Without this callback the best weights
-    are in checkpoints during the run, and in `best_weights.safetensors` at its end.
+    are in checkpoints during the run, and in `best_weights.safetensors` at its end. In a resumed run, the evaluations
+    before count too.
     """
 
     file: str = "best_policy.safetensors"
-    _best: float = field(default=-math.inf, init=False, repr=False)
+    _best: float = field(default=math.nan, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_text("KeepBest.file", self.file, "the name of a file")
 
     def on_evaluation(self, run: RunContext, kind: str, evaluation: Evaluation) -> None:
         """Write if better."""
-        if kind != PROGRESS or not evaluation.mean > self._best:
+        if kind != PROGRESS:
+            return
+        file = run.run_dir / self.file
+        if math.isnan(self._best):
+            self._best = _best_before(run) if file.is_file() else -math.inf
+        if not evaluation.mean > self._best:
             return
         from pearl.policy.export import export_policy
 
         self._best = evaluation.mean
-        export_policy(run.policy(), run.run_dir / self.file, "safetensors")
+        export_policy(run.policy(), file, "safetensors")
+
+
+def _best_before(run: RunContext) -> float:
+    """The best short evaluation that a resumed run has recorded before this one."""
+    try:
+        with (run.run_dir / "evaluations.csv").open(encoding="utf-8", newline="") as rows:
+            found = [row for row in csv.DictReader(rows) if row["kind"] == PROGRESS]
+            means = [float(row["mean_return"]) for row in found if float(row["env_steps"]) < run.env_steps]
+    except (OSError, ValueError, KeyError, TypeError):  # a record that cannot be read keeps no better policy
+        return -math.inf
+    return max(means, default=-math.inf)
 
 
 @dataclass

@@ -185,9 +185,15 @@ def _make_shown(spec: ActorSpec, video: str | Path | None, prefix: str) -> gym.E
         return env
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # files of earlier videos are replaced, as the file names say
-        return gym.wrappers.RecordVideo(
-            env, str(video), episode_trigger=lambda episode: True, name_prefix=prefix, disable_logger=True
-        )
+        try:
+            return gym.wrappers.RecordVideo(
+                env, str(video), episode_trigger=lambda episode: True, name_prefix=prefix, disable_logger=True
+            )
+        except OSError as error:
+            env.close()
+            raise PolicyError(
+                f"Videos cannot be written into {video}: {error.strerror or error}. Name another folder."
+            ) from error
 
 
 def _chosen(policy: SavedPolicy, env: AnyEnv | None, env_kwargs: Mapping[str, Any] | None, wrappers: bool) -> ActorSpec:
