@@ -212,7 +212,7 @@ class Composer:
         self._actors = ActorSpec(
             env,
             **sizes,
-            env_kwargs=dict(env_kwargs or {}),
+            env_kwargs=dict(env_kwargs) if isinstance(env_kwargs, Mapping) else env_kwargs or {},
             vectorization="sync" if self._any_vectorization else vectorization,  # type: ignore[arg-type]
             timeout_s=timeout_s,
             eval_env=eval_env,
@@ -382,9 +382,9 @@ class Composer:
     ) -> ZooSettings:
         """Everything that a file of RL Zoo, such as its hyperparams/dqn.yml, states for the environment `env`.
 
-        `algorithm` is dqn, ddpg, td3, sac, ppo or a2c; by default the file's name. `leave_out` names settings of the
-        entry to do without. Calls the other `set_*`, which may be called again afterwards, and returns what it found:
-        `timesteps` is for `run` and `runtime_gen`. What is not the same here as there is printed. Raises
+        `algorithm` is dqn, ddpg, td3, sac, ppo, ppo_lstm or a2c; by default the file's name. `leave_out` names settings
+        of the entry to do without. Calls the other `set_*`, which may be called again afterwards, and returns what it
+        found: `timesteps` is for `run` and `runtime_gen`. What is not the same here as there is printed. Raises
         ConfigurationError that lists all settings without a counterpart.
         """
         from composer.zoo import zoo_settings

@@ -11,6 +11,7 @@ import ast
 import difflib
 import importlib
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -178,8 +179,14 @@ def zoo_settings(
     ConfigurationError for a file or an entry that is not there, and one error that lists all settings without a
     counterpart.
     """
+    if not isinstance(leave_out, list | tuple | set):
+        raise ConfigurationError(f'leave_out must be a list of names, such as ["use_sde"]; found {leave_out!r}.')
+    if not isinstance(file, str | os.PathLike):
+        raise ConfigurationError(f"file must be a file of RL Zoo, such as hyperparams/dqn.yml; found {file!r}.")
+    if not isinstance(env, str):
+        raise ConfigurationError(f"env must be the name of an environment, such as 'CartPole-v1'; found {env!r}.")
     path = Path(file)
-    name = (algorithm or path.stem).lower()
+    name = str(algorithm or path.stem).lower()
     if name not in _DEFAULTS:
         raise ConfigurationError(
             f"Settings of RL Zoo can be taken over for {', '.join(_DEFAULTS)}; found {name!r}"

@@ -12,6 +12,10 @@ from pearl.errors import ConfigurationError
 from pearl.schedules import Schedule, check_followed, factor_at, names_code, plain_schedule
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _require(condition: bool, setting: object, message: str) -> None:
     if not condition:
         raise ConfigurationError(f"{type(setting).__name__}: {message}; found {setting}.")
@@ -30,8 +34,9 @@ class EpsilonGreedy:
     schedule: Schedule = "linear"
 
     def __post_init__(self) -> None:
-        _require(0 <= self.end <= 1 and 0 <= self.start <= 1, self, "start and end must lie in [0, 1]")
-        _require(self.steps >= 0, self, "steps must be at least 0")
+        shares = all(_is_number(share) and 0 <= share <= 1 for share in (self.start, self.end))
+        _require(shares, self, "start and end must be numbers in [0, 1]")
+        _require(_is_number(self.steps) and self.steps >= 0, self, "steps must be a number of at least 0")
         object.__setattr__(self, "schedule", plain_schedule(self.schedule, "EpsilonGreedy.schedule"))
 
     def epsilon(self, env_steps: int) -> float:
@@ -47,7 +52,7 @@ def _require_random_steps(setting: GaussianNoise | OrnsteinUhlenbeck | PolicySam
 
 
 def _check_noise(setting: GaussianNoise | OrnsteinUhlenbeck) -> None:
-    _require(setting.sigma >= 0, setting, "sigma must be at least 0")
+    _require(_is_number(setting.sigma) and setting.sigma >= 0, setting, "sigma must be a number of at least 0")
     _require_random_steps(setting)
     plain = plain_schedule(setting.schedule, f"{type(setting).__name__}.schedule")
     object.__setattr__(setting, "schedule", plain)
@@ -108,7 +113,9 @@ class OrnsteinUhlenbeck:
 
     def __post_init__(self) -> None:
         _check_noise(self)
-        _require(self.dt > 0 and 0 <= self.theta * self.dt <= 1, self, "dt must be above 0, theta * dt in [0, 1]")
+        numbers = _is_number(self.dt) and _is_number(self.theta)
+        steady = numbers and self.dt > 0 and 0 <= self.theta * self.dt <= 1
+        _require(steady, self, "dt must be a number above 0, and theta * dt lie in [0, 1]")
 
     def sigma_at(self, env_steps: int) -> float:
         """The sigma after `env_steps` steps of all environments together."""

@@ -511,6 +511,8 @@ class ActorSpec:
         )
         if not isinstance(self.env, str):
             _require_importable("The environment", self.env)
+        named = isinstance(self.env_kwargs, Mapping) and all(isinstance(name, str) for name in self.env_kwargs)
+        _require(named, f"env_kwargs must map names to values, such as {{'length': 8}}; found {self.env_kwargs!r}.")
         for wrapper in self.wrappers:
             pair = isinstance(wrapper, tuple) and len(wrapper) == 2 and isinstance(wrapper[1], Mapping)
             _require(
@@ -605,7 +607,8 @@ class TrainSpec:
             _is_number(self.replay_ratio) and (0 < self.replay_ratio <= 1e6 or self.replay_ratio == math.inf),
             f"replay_ratio must be a number above 0, at most 1e6, or inf; found {self.replay_ratio!r}.",
         )
-        _require(0.0 <= self.gamma <= 1.0, f"gamma must lie in [0, 1]; found {self.gamma!r}.")
+        gamma = self.gamma
+        _require(_is_number(gamma) and 0.0 <= gamma <= 1.0, f"gamma must be a number in [0, 1]; found {gamma!r}.")
 
 
 @dataclass(frozen=True)

@@ -307,7 +307,7 @@ def test_the_guide_trains(tmp_path: Path, quick_profiles: None, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     code, output = run(tmp_path / names[1])
     assert code == 0, output
-    arguments = ("--timesteps", "300", "--eval-episodes", "2", "--run-dir", "runs/queue_game")
+    arguments = ("--timesteps", "300", "--eval-episodes", "2")
     code, output = run(tmp_path / "queue_game_runtime.py", *arguments)
     assert code == 0, output
     code, output = run(tmp_path / names[2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from programs import CONNECTION_HEADER, DEVICE_HEADER, ONE_CPU, described, write
 from composer import Composer
 from pearl.actors.actor import Actor, ActorSetup, check_messages_fit
 from pearl.actors.environment import make_vector_env
-from pearl.algorithms import DDPG, DQN
+from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3, Trainer
+from pearl.algorithms.trainer import make_trainer
 from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.errors import (
     CapacityError,
@@ -399,15 +401,64 @@ def test_an_environment_named_without_its_version() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        (lambda: EpsilonGreedy(start=2.0), r"start and end must lie in \[0, 1\]; found EpsilonGreedy\(start=2.0"),
-        (lambda: EpsilonGreedy(steps=-5), "steps must be at least 0"),
-        (lambda: GaussianNoise(sigma=-1.0), "sigma must be at least 0"),
-        (lambda: OrnsteinUhlenbeck(theta=3.0), r"theta \* dt in \[0, 1\]"),
+        (
+            lambda: EpsilonGreedy(start=2.0),
+            r"start and end must be numbers in \[0, 1\]; found EpsilonGreedy\(start=2.0",
+        ),
+        (lambda: EpsilonGreedy(steps=-5), "steps must be a number of at least 0"),
+        (lambda: EpsilonGreedy(end="low"), "start and end must be numbers in"),  # type: ignore[arg-type]
+        (lambda: EpsilonGreedy(steps="many"), "steps must be a number of at least 0"),  # type: ignore[arg-type]
+        (lambda: GaussianNoise(sigma=-1.0), "sigma must be a number of at least 0"),
+        (lambda: GaussianNoise(sigma=None), "sigma must be a number of at least 0"),  # type: ignore[arg-type]
+        (lambda: OrnsteinUhlenbeck(theta=3.0), r"theta \* dt lie in \[0, 1\]"),
+        (lambda: OrnsteinUhlenbeck(dt="long"), "dt must be a number above 0"),  # type: ignore[arg-type]
+        (lambda: TrainSpec(gamma="most"), r"gamma must be a number in \[0, 1\]; found 'most'"),  # type: ignore[arg-type]
+        (lambda: ActorSpec("CartPole-v1", env_kwargs=5), "env_kwargs must map names"),  # type: ignore[arg-type]
     ],
 )
-def test_exploration_that_cannot_be(setting: Callable[[], object], message: str) -> None:
+def test_a_setting_that_cannot_be(setting: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         setting()
+
+
+VECTOR, TORQUE = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (1,))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "wanted"),
+    [
+        (DQN, {"double": 1}, "True or False"),
+        (DQN, {"dueling": "yes"}, "True or False"),
+        (DQN, {"max_grad_norm": None}, "a number of at least 0; 0 is for any norm"),
+        (SAC, {"temperature": "auto"}, "a number of at least 0, or None for a learned one"),
+        (SAC, {"target_entropy": "auto"}, "a number, or None for minus the size of an action"),
+        (SAC, {"log_std_bounds": 3}, "a pair of numbers, smaller bound first"),
+        (SAC, {"temperature_learning_rate": -1}, "a number above 0"),
+        (TD3, {"target_noise": "x"}, "a number of at least 0"),
+        (DDPG, {"saturation_penalty": "x"}, "a number"),
+        (PPO, {"orthogonal": "yes"}, "True or False"),
+        (PPO, {"initial_log_std": "x"}, "a number"),
+        # What has no effect is not taken silently.
+        (PPO, {"n_step": 3}, r"left as it is \(1\): it has no effect on an algorithm that learns from rollouts"),
+        (PPO, {"exploration": EpsilonGreedy()}, r"left as it is \(None\)"),
+        (PPO, {"gradient_steps": 4}, "None, as it learns from rollouts: horizon and epochs say how often it trains"),
+    ],
+)
+def test_a_setting_of_a_trainer_says_what_is_supported(
+    algorithm: type[Trainer], settings: dict[str, Any], wanted: str
+) -> None:
+    actions = gym.spaces.Discrete(2) if algorithm in (DQN, PPO) else TORQUE
+    ((name, value),) = settings.items()
+    message = rf"{algorithm.__name__}\.{name} must be {wanted}; found {re.escape(repr(value))}"
+    if "left as" in wanted:
+        message = message.partition("; found")[0]
+    with pytest.raises(TrainerError, match=message):
+        make_trainer(algorithm, VECTOR, actions, settings=settings)
+
+
+def test_callbacks_of_a_trainer_are_checked_when_it_is_composed() -> None:
+    with pytest.raises(ConfigurationError, match=r"^3 in callbacks is no callback"):
+        make_trainer(DQN, VECTOR, gym.spaces.Discrete(2), settings={"callbacks": (3,)})
 
 
 def test_a_replay_that_cannot_take_one_message_is_refused_before_profiling() -> None:

@@ -103,6 +103,12 @@ def test_what_is_no_callback_is_refused(callbacks: Any, message: str) -> None:
         (lambda: UserMetric("", len), "needs a name"),  # type: ignore[arg-type]
         (lambda: UserMetric("a", 3), "needs measure, a function"),  # type: ignore[arg-type]
         (lambda: WandbLogger(every_s=-1), "WandbLogger.every_s must be seconds"),
+        (lambda: StopAtReturn(math.nan), "a mean return, a number; found nan"),
+        (lambda: KeepBest(""), "KeepBest.file must be the name of a file"),
+        (lambda: RecordVideo(1, folder=3), "RecordVideo.folder must be the name of a folder"),  # type: ignore[arg-type]
+        (lambda: WandbLogger(init=3), "WandbLogger.init must be arguments of wandb.init"),  # type: ignore[arg-type]
+        (lambda: WandbLogger(project=3), "WandbLogger.project must be"),  # type: ignore[arg-type]
+        (lambda: MLflowLogger(tracking_uri=3), "MLflowLogger.tracking_uri must be an address"),  # type: ignore[arg-type]
     ],
 )
 def test_an_option_of_another_type_says_what_is_supported(make: Any, message: str) -> None:
@@ -120,6 +126,18 @@ def test_stop_at_return_counts_evaluations_in_a_row(tmp_path: Path) -> None:
         assert seen.stopped == ""
     stop.on_evaluation(seen, "progress", evaluated(12.0))  # type: ignore[arg-type]
     assert seen.stopped == "a mean return of 12 reached 10 (StopAtReturn)"
+
+
+def test_a_resumed_run_keeps_its_better_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pearl.policy.export.export_policy", lambda policy, file, form: file.write_text(str(policy)))
+    record = "env_steps,kind,mean_return\n10,progress,7\n20,progress,5\n20,last,99\n"
+    (tmp_path / "evaluations.csv").write_text(record)
+    (tmp_path / "best_policy.safetensors").write_text("better")
+    keep, seen = KeepBest(), Run(tmp_path)
+    for seen.env_steps, mean, kept in ((30, 6.0, "better"), (40, 8.0, "40"), (50, 7.5, "40")):
+        seen.policy = lambda: seen.env_steps  # type: ignore[attr-defined]
+        keep.on_evaluation(seen, "progress", evaluated(mean))  # type: ignore[arg-type]
+        assert (tmp_path / "best_policy.safetensors").read_text() == kept
 
 
 def test_a_users_metric_is_logged_after_short_evaluations(tmp_path: Path) -> None:

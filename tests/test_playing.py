@@ -129,6 +129,8 @@ def test_videos_are_recorded(run: Path, tmp_path: Path) -> None:
     assert [file.name for file in files] == [f"CartPole-v1-last-episode-{number}.mp4" for number in (0, 1)]
     assert all(b"ftyp" in file.read_bytes()[:12] for file in files)
     assert all(f"steps, {file}" in done.output for file in files)
+    with pytest.raises(PolicyError, match=r"Videos cannot be written into .*policy\.json.*Name another folder"):
+        watch_policy(pearl.load_policy(run), video=run / "policy.json" / "videos")
 
 
 def test_a_missing_extra_names_the_command(

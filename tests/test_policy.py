@@ -33,6 +33,7 @@ from safetensors.numpy import load_file, save_file
 from trainers import OwnTrainer
 
 import pearl
+from pearl.actors.observations import prepare
 from pearl.algorithms import DQN, RecurrentPPO
 from pearl.algorithms.trainer import storing
 from pearl.backends.cpu.replay import NativeReplayManager
@@ -164,6 +165,59 @@ def test_a_wrong_observation_is_refused(tmp_path: Path, name: str, wrong: Any, f
     policy = pearl.load_policy(run_folder(tmp_path, CASES[name]))
     with pytest.raises(PolicyError, match=found):
         policy.predict(wrong)
+
+
+UNPREPARED = [
+    spaces.Discrete(6),
+    spaces.Discrete(6, start=-2),
+    spaces.MultiDiscrete([[3, 4], [2, 2]], start=[[0, 1], [0, 5]]),
+    spaces.MultiBinary([2, 3]),
+    spaces.Dict(b=spaces.Discrete(4, start=2), a=spaces.Box(-1, 1, (2,), np.float64), c=spaces.MultiBinary(3)),
+    spaces.Dict(x=spaces.Tuple((spaces.Discrete(3), spaces.Box(0, 255, (2, 2), np.uint8))), y=spaces.Box(0, 9, ())),
+    spaces.Tuple((spaces.Box(0, 255, (3,), np.uint8), spaces.Box(0, 255, (2,), np.uint8))),
+]
+
+
+@pytest.mark.parametrize("space", UNPREPARED, ids=str)
+def test_an_environments_own_observations_are_prepared(tmp_path: Path, space: Any) -> None:
+    case = WideDQN, spaces.flatten_space(space), spaces.Discrete(6)
+    policy = pearl.load_policy(run_folder(tmp_path / "run", case, unprepared_space=space))
+    batched = gym.vector.utils.batch_space(space, 6)  # as many as Discrete has numbers
+    batched.seed(1)
+    batch = batched.sample()
+    singles = list(gym.vector.utils.iterate(batched, batch))
+    rows = np.stack([prepare(space, single) for single in singles])
+    expected = policy.predict(rows).tolist()  # prepared observations are taken, too
+    assert policy.predict(batch).tolist() == expected
+    assert [policy.predict(single) for single in singles] == expected
+
+
+@pytest.mark.parametrize(
+    ("space", "wrong", "found"),
+    [
+        (
+            UNPREPARED[0],
+            6,
+            r"of Discrete\(6\). Expected whole numbers of Discrete\(6\) as the observation; found array\(6\)",
+        ),
+        (UNPREPARED[0], 1.5, r"takes observations of Discrete\(6\), or prepared ones of shape \(6,\)"),
+        (UNPREPARED[4], {"a": [0.0, 1.0]}, "a dictionary with the parts b, a, c as the observation; found the parts a"),
+        (UNPREPARED[4], {"a": [0], "b": 2, "c": [0] * 3}, r"as part 'a' of the observation; found shape \(1,\)"),
+        (UNPREPARED[4], {"a": np.zeros((2, 2)), "b": 2, "c": [0] * 3}, "found 1 observation, a batch of 2"),
+        (UNPREPARED[5], {"x": (1,), "y": 1.0}, "a tuple of 2 parts as part 'x' of the observation"),
+    ],
+)
+def test_a_wrong_part_of_an_observation_is_named(tmp_path: Path, space: Any, wrong: Any, found: str) -> None:
+    case = WideDQN, spaces.flatten_space(space), spaces.Discrete(6)
+    policy = pearl.load_policy(run_folder(tmp_path / "run", case, unprepared_space=space))
+    with pytest.raises(PolicyError, match=found):
+        policy.predict(wrong)
+
+
+@pytest.mark.parametrize(("run", "seed", "message"), [(3, 0, "run must be the folder"), ("x", "x", "seed must be")])
+def test_arguments_of_another_type_are_refused(run: Any, seed: Any, message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        pearl.load_policy(run, seed=seed)
 
 
 def test_lists_float64_and_empty_batches_are_taken(tmp_path: Path) -> None:
@@ -385,7 +439,7 @@ def test_loading_needs_little(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "space", [VECTOR, BOUNDED, IMAGE, *(case[2] for case in CASES.values()), spaces.MultiBinary(3)]
+    "space", [VECTOR, BOUNDED, IMAGE, *(case[2] for case in CASES.values()), spaces.MultiBinary(3), *UNPREPARED]
 )
 def test_spaces_come_back(space: Any) -> None:
     assert space_from_json(json.loads(json.dumps(space_to_json(space), allow_nan=False))) == space

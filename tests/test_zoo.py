@@ -349,6 +349,10 @@ def test_settings_are_left_out_on_request(zoo: Path) -> None:
     holds(found.trainer, hidden_sizes=(256, 256), train_freq=64)
     with pytest.raises(ConfigurationError, match="has no use_sd to leave out; it has n_timesteps, policy, "):
         zoo_settings(zoo / "sac.yml", "BipedalWalker-v3", leave_out=("use_sd",))
+    with pytest.raises(ConfigurationError, match=r"leave_out must be a list of names.*found 'use_sde'"):
+        zoo_settings(zoo / "sac.yml", "BipedalWalker-v3", leave_out="use_sde")
+    with pytest.raises(ConfigurationError, match="file must be a file of RL Zoo"):
+        zoo_settings(3, "CartPole-v1")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 from pearl.algorithms import ALGORITHMS, Trainer
-from pearl.algorithms.on_policy import OnPolicyTrainer
+from pearl.algorithms.on_policy import OF_REPLAYS, OnPolicyTrainer
+from pearl.algorithms.update_frequency import FREQ, SPELLINGS, STEPS
 from pearl.errors import PearlError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +46,7 @@ MEANINGS = {
     "exploration": "what changes the policy's actions while data are collected; `None`: nothing",
     "gae_lambda": "lambda of generalized advantage estimation",
     "gamma": "discount",
-    "gradient_steps_each": "`gradient_steps` of [Stable-Baselines3](../rl_zoo.md#train_freq-and-gradient_steps)",
+    "gradient_steps": "of [Stable-Baselines3](../rl_zoo.md#train_freq-and-gradient_steps), with `train_freq`",
     "hidden_sizes": "sizes of the default networks' hidden layers",
     "horizon": "steps of each environment in a rollout",
     "initial_log_std": "log deviation of `Box` actions at the start",
@@ -92,8 +93,6 @@ MEANINGS = {
     "value_coefficient": "weight of the value loss",
     "value_standardization": "see [on-policy training](../on_policy.md#gae-and-heppos-pieces)",
 }
-# Settings of replays that rollouts leave unused.
-OF_REPLAYS = {"replay_ratio", "train_freq", "gradient_steps_each", "learning_starts", "n_step", "exploration"}
 
 
 class ReferenceError(PearlError):
@@ -104,11 +103,12 @@ def settings_of(algorithm: type[Trainer]) -> dict[str, object]:
     """Return the settings of an algorithm, with their defaults, by name."""
     names = {name for base in algorithm.__mro__ for name in vars(base).get("__annotations__", {})}
     found = {name: getattr(algorithm, name) for name in names if not name.startswith("_") and hasattr(algorithm, name)}
-    unused = set()
+    unused = set() if algorithm._knows_masks else {"action_masks"}
     if issubclass(algorithm, OnPolicyTrainer):
         whole_rollout = algorithm.default_batch is not OnPolicyTrainer.default_batch
-        unused = OF_REPLAYS | ({"batch_size"} if whole_rollout else set())
-    return {name: value for name, value in sorted(found.items()) if name not in unused}
+        unused |= {FREQ, STEPS, *OF_REPLAYS, *(["batch_size"] if whole_rollout else [])}
+    written = {kept_as: name for name, kept_as in SPELLINGS.items()}
+    return {written.get(name, name): value for name, value in sorted(found.items()) if name not in unused}
 
 
 def shown(value: object) -> str:

@@ -14,7 +14,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from pearl.actors.normalization import normalization_warnings, observation_normalizers
-from pearl.actors.observations import preparation, unprepared_space
+from pearl.actors.observations import is_prepared, preparation, unprepared_space
 from pearl.actors.vectorization import VECTORIZATIONS, AnyVector, check_singles, make_vector
 from pearl.actors.vectorization import make_single_envs as single_envs
 from pearl.errors import EnvError
@@ -52,7 +52,8 @@ class Probe:
     """What an environment is for a trainer: its spaces, with observations as they are prepared.
 
     `preparation` says what is done to observations, `warnings` what is wrong with the environment; both may be empty.
-    `normalizers` are the wrappers that normalise observations by running statistics of their own.
+    `normalizers` are the wrappers that normalise observations by running statistics of their own. `unprepared_space`
+    is that of the environment's own observations; None where they stay as they are.
     """
 
     observation_space: gym.Space[Any]
@@ -60,6 +61,7 @@ class Probe:
     preparation: str
     warnings: tuple[str, ...]
     normalizers: tuple[str, ...]
+    unprepared_space: gym.Space[Any] | None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -73,12 +75,14 @@ def probe(spec: ActorSpec) -> Probe:
     envs = make_vector_env(
         dataclasses.replace(spec, vectorization="sync") if spec.vectorization == "async" else spec, 1
     )
+    own = unprepared_space(envs)
     found = Probe(
         envs.single_observation_space,
         envs.single_action_space,
-        preparation(unprepared_space(envs)),
+        preparation(own),
         normalization_warnings(envs, spec.env_name),
         observation_normalizers(envs),
+        own if is_prepared(own) else None,
     )
     envs.close()
     return found

@@ -8,6 +8,7 @@ stored.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -22,7 +23,7 @@ _NESTED = (spaces.Dict, spaces.Tuple)
 
 def prepared_space(space: gym.Space[Any]) -> gym.Space[Any]:
     """The space of prepared observations; EnvError for a space that has no array of fixed size."""
-    if not _is_flattened(space):
+    if not is_prepared(space):
         return space
     if not space.is_np_flattenable:
         raise EnvError(
@@ -38,8 +39,85 @@ def prepare(space: gym.Space[Any], obs: Any) -> np.ndarray:
 
     The dtype is uint8 where the space's is, else float32.
     """
-    prepared = spaces.flatten(space, obs) if _is_flattened(space) else obs
+    prepared = spaces.flatten(space, obs) if is_prepared(space) else obs
     return np.asarray(prepared, stored_dtype(prepared_space(space)))
+
+
+def are_unprepared(space: gym.Space[Any], obs: Any) -> bool:
+    """Whether `obs` looks like one observation of the environment's own `space`, or a batch, rather than prepared ones.
+
+    Numbers of `Discrete` and `MultiDiscrete` observations are integers; one-hot vectors that look alike must be floats.
+    """
+    if isinstance(space, spaces.Dict):
+        return isinstance(obs, Mapping)
+    if isinstance(space, spaces.Tuple):
+        return isinstance(obs, tuple)
+    if isinstance(obs, dict | tuple):
+        return False
+    try:
+        found = np.asarray(obs)
+    except ValueError:  # lists of different lengths
+        return False
+    shape = space.shape or ()
+    return found.dtype.kind in "iub" and shape in (found.shape, found.shape[1:])
+
+
+def prepare_batch(space: gym.Space[Any], obs: Any) -> tuple[np.ndarray, bool]:
+    """Observations of the environment's own `space` as `prepare` makes them, `(batch, numbers)`; whether it was one.
+
+    A batch is as a vector of environments returns it: of `Dict` and `Tuple` observations, one of each part. Raises
+    EnvError, which names the part, for anything else.
+    """
+    parts: list[tuple[np.ndarray, bool]] = []
+    _collect(space, obs, "the observation", parts)
+    rows = {(len(part), single) for part, single in parts}
+    if len(rows) != 1:
+        sizes = ", ".join("1 observation" if single else f"a batch of {count}" for count, single in sorted(rows))
+        raise EnvError(f"The parts of the observation must belong to one observation, or to one batch; found {sizes}.")
+    arrays, dtype = [part for part, _ in parts], stored_dtype(prepared_space(space))
+    with np.errstate(over="ignore"):
+        return np.concatenate(arrays, axis=1, dtype=dtype, casting="unsafe"), rows.pop()[1]
+
+
+def _collect(space: gym.Space[Any], obs: Any, where: str, parts: list[tuple[np.ndarray, bool]]) -> None:
+    """Add the rows of each part, in the order of `spaces.flatten`."""
+    if isinstance(space, spaces.Dict):
+        if not isinstance(obs, Mapping) or set(obs) != set(space):
+            found = f"the parts {', '.join(map(str, obs))}" if isinstance(obs, Mapping) else f"{type(obs).__name__}"
+            raise EnvError(f"Expected a dictionary with the parts {', '.join(space)} as {where}; found {found}.")
+        for name, part in space.items():
+            _collect(part, obs[name], f"part {name!r} of {where}", parts)
+    elif isinstance(space, spaces.Tuple):
+        if not isinstance(obs, tuple | list) or len(obs) != len(space):
+            raise EnvError(f"Expected a tuple of {len(space)} parts as {where}; found {obs!r:.80}.")
+        for number, part in enumerate(space):
+            _collect(part, obs[number], f"part {number} of {where}", parts)
+    else:
+        parts.append(_rows(space, obs, where))
+
+
+def _rows(space: gym.Space[Any], obs: Any, where: str) -> tuple[np.ndarray, bool]:
+    shape = space.shape or ()
+    try:
+        found = np.asarray(obs)
+    except ValueError as error:
+        raise EnvError(f"Expected {space}, or a batch of it, as {where}; found no array: {error}") from error
+    if shape not in (found.shape, found.shape[1:]) or found.dtype.kind not in "iufb":
+        raise EnvError(
+            f"Expected {space}, or a batch of it, as {where}; found shape {found.shape} with dtype {found.dtype}."
+        )
+    single = found.shape == shape
+    flat = found.reshape(1 if single else len(found), -1)
+    if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return flat, single
+    counts, start = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec), np.ravel(space.start)
+    chosen = flat - start
+    if found.dtype.kind == "f" or not ((chosen >= 0) & (chosen < counts)).all():
+        raise EnvError(f"Expected whole numbers of {space} as {where}; found {found!r:.80}.")
+    one_hot = np.zeros((len(flat), int(counts.sum())), np.float32)
+    first = np.cumsum(counts) - counts  # of each number's choices
+    one_hot[np.arange(len(flat))[:, None], chosen + first] = 1.0
+    return one_hot, single
 
 
 def stored_dtype(space: gym.Space[Any]) -> np.dtype[Any]:
@@ -49,7 +127,7 @@ def stored_dtype(space: gym.Space[Any]) -> np.dtype[Any]:
 
 def preparation(space: gym.Space[Any]) -> str:
     """What is done to observations of `space`, as a sentence for the log; empty if nothing is."""
-    if _is_flattened(space):
+    if is_prepared(space):
         done = "encoded as one-hot vectors" if isinstance(space, _ONE_HOT) else "flattened"
         inside = " (numbers of Discrete parts as one-hot vectors)" if _has_numbers(space) else ""
         size = spaces.flatdim(space) if space.is_np_flattenable else 0
@@ -74,7 +152,7 @@ def unprepared_space(vector: gym.vector.VectorEnv[Any, Any, Any]) -> gym.Space[A
 
 def prepare_env(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     """A single environment with prepared observations."""
-    if not _is_flattened(env.observation_space):
+    if not is_prepared(env.observation_space):
         return env
     prepared_space(env.observation_space)
     return _Flattened(env)
@@ -86,7 +164,7 @@ class _Flattened(gym.wrappers.FlattenObservation[Any, Any, Any]):
 
 def prepare_vector(vector: gym.vector.VectorEnv[Any, Any, Any]) -> gym.vector.VectorEnv[Any, Any, Any]:
     """A vector of environments with prepared observations."""
-    if not _is_flattened(vector.single_observation_space):
+    if not is_prepared(vector.single_observation_space):
         return vector
     return _FlattenedVector(vector)
 
@@ -125,7 +203,8 @@ def one_of(obs: Any, env: int) -> Any:
     return tuple(one_of(part, env) for part in obs) if isinstance(obs, tuple) else obs[env]
 
 
-def _is_flattened(space: gym.Space[Any]) -> bool:
+def is_prepared(space: gym.Space[Any]) -> bool:
+    """Whether observations of `space` become other arrays: flattened, or one-hot vectors."""
     return space.shape is None or isinstance(space, (spaces.MultiBinary, *_ONE_HOT, *_NESTED))
 
 

@@ -45,6 +45,10 @@ _HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
 _SMALLEST = 1e-8
 _ADAM_EPS = 1e-5
 _LARGE_RETURN = 100.0
+# Settings of every trainer that rollouts leave unused.
+OF_REPLAYS = (
+    *("replay_ratio", "least_updates_per_step", "most_updates_per_step", "learning_starts", "n_step", "exploration"),
+)
 
 
 class Minibatch(NamedTuple):
@@ -206,6 +210,10 @@ class OnPolicyTrainer(Trainer):
         for name in (FREQ, STEPS):
             advice = "None, as it learns from rollouts: horizon and epochs say how often it trains"
             self._require(getattr(self, name) is None, name, advice)
+        for name in OF_REPLAYS:
+            default = getattr(Trainer, name)
+            advice = f"left as it is ({default!r}): it has no effect on an algorithm that learns from rollouts"
+            self._require(getattr(self, name) == default, name, advice)
 
     @classmethod
     def data_flow(cls) -> DataFlowKind:

@@ -13,7 +13,7 @@ from pearl.algorithms.actor_critic import ActorCritic, TwinCriticTrainer
 from pearl.algorithms.arrays import ArrayAdam, ArrayParts, ArrayValue, TorchRandom
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.suggestions import Choice, Facts
-from pearl.algorithms.trainer import Phase
+from pearl.algorithms.trainer import Phase, is_number
 from pearl.algorithms.update_rule import (
     PolicyHead,
     RuleStep,
@@ -65,10 +65,15 @@ class SAC(TwinCriticTrainer):
     def check_spaces(self) -> None:
         """Also the settings."""
         super().check_spaces()
-        self._require(self.temperature is None or self.temperature >= 0, "temperature", "None or at least 0")
-        self._require(self.initial_temperature > 0, "initial_temperature", "above 0")
+        fixed, first, entropy = self.temperature, self.initial_temperature, self.target_entropy
+        weighs = fixed is None or (is_number(fixed) and fixed >= 0)
+        self._require(weighs, "temperature", "a number of at least 0, or None for a learned one")
+        self._require(is_number(first) and first > 0, "initial_temperature", "a number above 0")
+        aims = entropy is None or is_number(entropy)
+        self._require(aims, "target_entropy", "a number, or None for minus the size of an action")
         bounds = self.log_std_bounds
-        self._require(len(bounds) == 2 and bounds[0] < bounds[1], "log_std_bounds", "a pair, smaller bound first")
+        is_pair = isinstance(bounds, tuple | list) and len(bounds) == 2 and all(map(is_number, bounds))
+        self._require(is_pair and bounds[0] < bounds[1], "log_std_bounds", "a pair of numbers, smaller bound first")
         self._target_entropy = -float(self.action_size) if self.target_entropy is None else self.target_entropy
 
     def array_parts(self, random: TorchRandom) -> ArrayParts | None:

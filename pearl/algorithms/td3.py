@@ -9,7 +9,7 @@ from pearl.algorithms.actor_critic import TwinCriticTrainer
 from pearl.algorithms.arrays import ArrayParts, TorchRandom
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.suggestions import Facts
-from pearl.algorithms.trainer import Phase
+from pearl.algorithms.trainer import Phase, is_number
 from pearl.algorithms.update_rule import RuleStep, Scalars, UpdateRule
 from pearl.exploration import Exploration, GaussianNoise
 from pearl.lazy_torch import nn, torch
@@ -45,9 +45,11 @@ class TD3(TwinCriticTrainer):
     def check_spaces(self) -> None:
         """Also the settings."""
         super().check_spaces()
-        self._require(self.policy_delay >= 1, "policy_delay", "at least 1")
-        self._require(self.target_noise >= 0, "target_noise", "at least 0")
-        self._require(self.noise_clip >= 0, "noise_clip", "at least 0")
+        delay = self.policy_delay
+        self._require(type(delay) is int and delay >= 1, "policy_delay", "a whole number of at least 1")
+        for name in ("target_noise", "noise_clip"):
+            value = getattr(self, name)
+            self._require(is_number(value) and value >= 0, name, "a number of at least 0")
 
     def array_parts(self, random: TorchRandom) -> ArrayParts | None:
         """The networks of both critics, and the policy's target."""

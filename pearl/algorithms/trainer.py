@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import dataclasses
 import difflib
 import inspect
 import math
@@ -32,12 +33,12 @@ from pearl.algorithms.suggestions import (
 from pearl.algorithms.update_frequency import FREQ, SPELLINGS, STEPS, frequency_of, respelled
 from pearl.algorithms.update_rule import UpdateRule
 from pearl.error_place import described
-from pearl.errors import ConfigurationError, EnvError, TrainerError
+from pearl.errors import ConfigurationError, PearlError, TrainerError
 from pearl.exploration import Exploration, PolicySampling, scheduled_values
 from pearl.lazy_torch import nn, torch
 from pearl.moments import Moments, normalized
 from pearl.schedules import Schedule, check_followed, factor_at, plain_schedule
-from pearl.spec import OBSERVATION_STATISTICS, RETURN_STATISTICS, TransitionSpec
+from pearl.spec import OBSERVATION_STATISTICS, RETURN_STATISTICS, RolloutSpec, TrainSpec, TransitionSpec
 
 DataFlowKind: TypeAlias = Literal["replay", "rollout"]
 # Test inputs of get_action: enough that a network with too many outputs chooses an action that does not exist.
@@ -367,8 +368,31 @@ class Trainer(abc.ABC):
         frequency_of(type(self), {FREQ: self.train_freq, STEPS: self.gradient_steps_each})
         tau = getattr(self, "tau", 1.0)
         self._require(is_number(tau) and 0 <= tau <= 1, "tau", "a number in [0, 1]")
+        norm = getattr(self, "max_grad_norm", 0.0)
+        self._require(is_number(norm) and norm >= 0, "max_grad_norm", "a number of at least 0; 0 is for any norm")
+        for name in self._learning_rates.values():
+            if hasattr(type(self), name):
+                rate = getattr(self, name)
+                self._require(is_number(rate) and rate > 0, name, "a number above 0")
         self._check_normalization()
         self._check_masks()
+        self._check_types()
+        if self.callbacks != Trainer.callbacks:
+            from pearl.runtime.callback_calls import checked_callbacks
+
+            checked_callbacks(self.callbacks)
+
+    def _check_types(self) -> None:
+        """Raise TrainerError for a setting of another type than the algorithm's default has.
+
+        `TrainSpec` and `RolloutSpec` check their fields themselves.
+        """
+        for name in sorted(settings_of(type(self)) - _CHECKED_ELSEWHERE - set(self.schedule_settings())):
+            owner = next((c for c in type(self).__mro__ if c.__module__.startswith("pearl.") and name in vars(c)), None)
+            kind = None if owner is None else type(vars(owner)[name])
+            if kind in _TYPES:
+                fits, wanted = _TYPES[kind]
+                self._require(fits(getattr(self, name)), name, wanted)
 
     def _check_masks(self) -> None:
         masks = getattr(self, "action_masks", False)
@@ -420,7 +444,8 @@ class Trainer(abc.ABC):
     def _require(self, condition: bool, setting: str, wanted: str) -> None:
         """Raise TrainerError, naming the setting and its valid values, unless `condition`."""
         if not condition:
-            raise TrainerError(f"{type(self).__name__}.{setting} must be {wanted}; found {getattr(self, setting)!r}.")
+            shown = f"{type(self).__name__}.{_written(setting)}"
+            raise TrainerError(f"{shown} must be {wanted}; found {getattr(self, setting)!r}.")
 
     def check_networks(self) -> None:  # noqa: B027  (an algorithm need not know its networks' shapes)
         """Raise TrainerError if the outputs of a network do not fit the spaces."""
@@ -558,6 +583,14 @@ def _is_code(name: str, value: object) -> bool:
     return name[0] == "_" or callable(value) or isinstance(value, property | classmethod | staticmethod)
 
 
+_CHECKED_ELSEWHERE = {f.name for spec in (TrainSpec, RolloutSpec) for f in dataclasses.fields(spec)}
+
+
+def _written(setting: str) -> str:
+    """The name by which users write a setting."""
+    return next((name for name, kept_as in SPELLINGS.items() if kept_as == setting), setting)
+
+
 _OF_ANY_CLASS = frozenset(vars(type("_Empty", (Trainer,), {"__doc__": "", "__annotations__": {}})))
 
 
@@ -586,7 +619,8 @@ def apply_settings(trainer: object, settings: dict[str, Any]) -> None:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise TrainerError(
-                f"{type(trainer).__name__} has no setting {name!r}.{hint} Its settings are: {', '.join(sorted(known))}."
+                f"{type(trainer).__name__} has no setting {name!r}.{hint} Its settings are: "
+                f"{', '.join(sorted(map(_written, known)))}."
             )
         setattr(trainer, name, value)
 
@@ -651,7 +685,7 @@ def make_trainer(
         raise TrainerError(f"{trainer_class.__name__}() takes no argument {', '.join(map(repr, lost))}.")
     try:
         trainer = _constructed(trainer_class, accepted, seed)
-    except (EnvError, TrainerError):
+    except PearlError:
         raise
     except Exception as error:
         raise TrainerError(f"{trainer_class.__name__}() failed: {described(error)}") from error
@@ -882,6 +916,14 @@ def flattening_note(trainer: object) -> str | None:
 def is_number(value: object) -> bool:
     """Whether a setting is a number, and not a bool."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+_TYPES: dict[type, tuple[Callable[[object], bool], str]] = {
+    bool: (lambda value: isinstance(value, bool | np.bool_), "True or False"),
+    int: (lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool), "a whole number"),
+    float: (is_number, "a number"),
+    str: (lambda value: isinstance(value, str), "a text"),
+}
 
 
 def observation_size(space: gym.Space[Any]) -> int:

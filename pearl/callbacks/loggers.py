@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pearl.callbacks.protocol import Callback, RunContext
+from pearl.callbacks.ready import check_text
 from pearl.errors import ConfigurationError
 from pearl.extras import import_extra
 
@@ -61,6 +62,15 @@ class WandbLogger(_Logger):
     init: Mapping[str, Any] = field(default_factory=dict)
     _run: Any = field(default=None, init=False, repr=False)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_text("WandbLogger.project", self.project, "the name of a project")
+        if not isinstance(self.init, Mapping):
+            raise ConfigurationError(
+                f'WandbLogger.init must be arguments of wandb.init by name, such as {{"mode": "offline"}}; found '
+                f"{self.init!r}."
+            )
+
     def _send(self, run: RunContext, values: Mapping[str, float], step: int) -> None:
         if self._run is None:
             wandb: Any = import_extra("wandb", "wandb", "WandbLogger")
@@ -88,6 +98,12 @@ class MLflowLogger(_Logger):
     tracking_uri: str | None = None
     _client: Any = field(default=None, init=False, repr=False)
     _run_id: str = field(default="", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_text("MLflowLogger.experiment", self.experiment, "the name of an experiment")
+        if self.tracking_uri is not None:
+            check_text("MLflowLogger.tracking_uri", self.tracking_uri, "an address")
 
     def _send(self, run: RunContext, values: Mapping[str, float], step: int) -> None:
         mlflow: Any = import_extra("mlflow", "mlflow", "MLflowLogger")

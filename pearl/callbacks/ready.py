@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
     from pearl.runtime.evaluation import Evaluation
 
 PROGRESS = "progress"  # the kind of the short evaluations during training
+
+
+def check_text(name: str, value: object, what: str) -> None:
+    """Raise ConfigurationError unless `value` is a text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise ConfigurationError(f"{name} must be {what}, a text; found {value!r}.")
 
 
 def _check_steps(name: str, value: object) -> None:
@@ -34,7 +41,8 @@ class StopAtReturn(Callback):
     _reached: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.mean_return, bool) or not isinstance(self.mean_return, int | float):
+        is_number = isinstance(self.mean_return, int | float) and not isinstance(self.mean_return, bool)
+        if not is_number or math.isnan(self.mean_return):
             raise ConfigurationError(f"StopAtReturn needs a mean return, a number; found {self.mean_return!r}.")
         if type(self.evaluations) is not int or self.evaluations < 1:
             raise ConfigurationError(
@@ -55,20 +63,40 @@ class KeepBest(Callback):
     """Writes the policy of the best short evaluation so far into `file`, as soon as there is one.
 
     The file, relative to the run folder, is one that `pearl.load_policy` reads. Without this callback the best weights
-    are in checkpoints during the run, and in `best_weights.safetensors` at its end.
+    are in checkpoints during the run, and in `best_weights.safetensors` at its end. In a resumed run, the evaluations
+    before count too.
     """
 
     file: str = "best_policy.safetensors"
-    _best: float = field(default=-math.inf, init=False, repr=False)
+    _best: float = field(default=math.nan, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_text("KeepBest.file", self.file, "the name of a file")
 
     def on_evaluation(self, run: RunContext, kind: str, evaluation: Evaluation) -> None:
         """Write if better."""
-        if kind != PROGRESS or not evaluation.mean > self._best:
+        if kind != PROGRESS:
+            return
+        file = run.run_dir / self.file
+        if math.isnan(self._best):
+            self._best = _best_before(run) if file.is_file() else -math.inf
+        if not evaluation.mean > self._best:
             return
         from pearl.policy.export import export_policy
 
         self._best = evaluation.mean
-        export_policy(run.policy(), run.run_dir / self.file, "safetensors")
+        export_policy(run.policy(), file, "safetensors")
+
+
+def _best_before(run: RunContext) -> float:
+    """The best short evaluation that a resumed run has recorded before this one."""
+    try:
+        with (run.run_dir / "evaluations.csv").open(encoding="utf-8", newline="") as rows:
+            found = [row for row in csv.DictReader(rows) if row["kind"] == PROGRESS]
+            means = [float(row["mean_return"]) for row in found if float(row["env_steps"]) < run.env_steps]
+    except (OSError, ValueError, KeyError, TypeError):  # a record that cannot be read keeps no better policy
+        return -math.inf
+    return max(means, default=-math.inf)
 
 
 @dataclass
@@ -87,6 +115,7 @@ class RecordVideo(Callback):
     def __post_init__(self) -> None:
         _check_steps("RecordVideo.every_steps", self.every_steps)
         _check_steps("RecordVideo.episodes", self.episodes)
+        check_text("RecordVideo.folder", self.folder, "the name of a folder")
 
     def on_evaluation(self, run: RunContext, kind: str, evaluation: Evaluation) -> None:
         """Record if due."""

@@ -50,7 +50,8 @@ class PolicyDescription:
     """A policy but for its weights. `settings` are the trainer's; None if they are not plain values.
 
     `unshared_normalization` names the wrappers that normalised observations by running statistics of their own, which
-    no file holds. `made` says what made the environments, beyond a registered name.
+    no file holds. `made` says what made the environments, beyond a registered name. `unprepared_space` is that of the
+    environment's own observations where the policy takes prepared ones (`pearl.actors.observations`), else None.
     """
 
     environment: str
@@ -61,6 +62,7 @@ class PolicyDescription:
     settings: Mapping[str, Any] | None = field(default_factory=dict)
     unshared_normalization: tuple[str, ...] = ()
     made: EnvironmentSource = field(default_factory=EnvironmentSource)
+    unprepared_space: gym.Space[Any] | None = None
 
     @classmethod
     def of(
@@ -74,6 +76,7 @@ class PolicyDescription:
         action_space: gym.Space[Any],
         unshared_normalization: tuple[str, ...] = (),
         made: EnvironmentSource | None = None,
+        unprepared_space: gym.Space[Any] | None = None,
     ) -> PolicyDescription:
         """The description of a run's policy, whose trainer was made with `settings`."""
         source = _source(type(trainer))
@@ -90,7 +93,7 @@ class PolicyDescription:
             plain = None
         return cls(
             *(environment, dict(env_kwargs), observation_space, action_space, source, plain),
-            *(unshared_normalization, made or EnvironmentSource()),
+            *(unshared_normalization, made or EnvironmentSource(), unprepared_space),
         )
 
     def to_json(self) -> str:
@@ -107,6 +110,7 @@ class PolicyDescription:
             "settings": None if self.settings is None else settings_to_json(self.settings),
             "unshared_normalization": list(self.unshared_normalization),
             "made": self.made.to_json(),
+            "unprepared_space": None if self.unprepared_space is None else space_to_json(self.unprepared_space),
         }
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
@@ -143,7 +147,7 @@ class PolicyDescription:
             raise TypeError(f"environment and trainer are texts; found {texts!r:.200}")
         if trainer.algorithm is not None and trainer.algorithm not in ALGORITHMS:
             raise PolicyError(f"it names the algorithm {trainer.algorithm!r}; there are {', '.join(ALGORITHMS)}")
-        settings = content["settings"]
+        settings, unprepared = content["settings"], content.get("unprepared_space")
         return cls(
             content["environment"],
             settings_from_json(content["env_kwargs"]),
@@ -153,6 +157,7 @@ class PolicyDescription:
             None if settings is None else settings_from_json(settings),
             tuple(map(str, content["unshared_normalization"])),
             EnvironmentSource.from_json(content["made"]),
+            None if unprepared is None else space_from_json(unprepared),
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -58,6 +59,10 @@ def load_policy(
     """
     if which is not None and which not in get_args(Which):
         raise PolicyError(f'which must be "best", "last" or None for the best if there is one; found {which!r}.')
+    if not isinstance(run, str | os.PathLike):
+        raise PolicyError(f"run must be the folder of a run, or a file of `pearl export`; found {run!r}.")
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise PolicyError(f"seed must be a whole number of at least 0; found {seed!r}.")
     path = Path(run)
     if path.is_file():
         if which is not None:

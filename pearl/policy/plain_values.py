@@ -87,7 +87,7 @@ def settings_from_json(found: Any) -> dict[str, Any]:
 
 
 def space_to_json(space: gym.Space[Any]) -> dict[str, Json]:
-    """A Box, Discrete, MultiDiscrete or MultiBinary space; PolicyError for others."""
+    """A Box, Discrete, MultiDiscrete or MultiBinary space, or a Dict or Tuple of such; PolicyError for others."""
     if isinstance(space, spaces.Box):
         bounds = {"low": _compact(space.low), "high": _compact(space.high)}
         return {"kind": "Box", "shape": list(space.shape), "dtype": str(space.dtype), **bounds}
@@ -98,8 +98,13 @@ def space_to_json(space: gym.Space[Any]) -> dict[str, Json]:
         return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": start, "dtype": str(space.dtype)}
     if isinstance(space, spaces.MultiBinary):
         return {"kind": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.n)}
+    if isinstance(space, spaces.Dict):
+        return {"kind": "Dict", "parts": [[str(name), space_to_json(part)] for name, part in space.items()]}
+    if isinstance(space, spaces.Tuple):
+        return {"kind": "Tuple", "parts": [space_to_json(part) for part in space]}
     raise PolicyError(
-        f"The space {space} cannot be kept with a policy; Box, Discrete, MultiDiscrete and MultiBinary can."
+        f"The space {space} cannot be kept with a policy; Box, Discrete, MultiDiscrete and MultiBinary can, and Dict "
+        "and Tuple of these."
     )
 
 
@@ -118,6 +123,10 @@ def space_from_json(found: Any) -> gym.Space[Any]:
             return spaces.MultiDiscrete(np.array(found["nvec"]), dtype.type, start=np.array(found["start"]))
         if kind == "MultiBinary":
             return spaces.MultiBinary(found["n"])
+        if kind == "Dict":
+            return spaces.Dict([(str(name), space_from_json(part)) for name, part in found["parts"]])
+        if kind == "Tuple":
+            return spaces.Tuple([space_from_json(part) for part in found["parts"]])
     except (ValueError, TypeError, KeyError, AssertionError, OverflowError) as error:
         raise PolicyError(f"the space {found!r:.80} is malformed ({type(error).__name__}: {error})") from error
     raise PolicyError(f"the space {found!r:.80} is of an unknown kind")

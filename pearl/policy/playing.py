@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 from pearl.actors.environment import check_env_name
+from pearl.actors.observations import stored_dtype
 from pearl.actors.vectorization import VECTORIZATIONS, check_singles, make_rendered_env
 from pearl.error_place import described
 from pearl.errors import ConfigurationError, EnvError, PolicyError
@@ -119,15 +120,19 @@ def _watched(
 ) -> Iterator[Episode]:
     try:
         _check_spaces(policy, name, env)
+        # Prepared ones as floats, since one-hot vectors of integers might be a batch of numbers.
+        dtype = None if policy.description.unprepared_space is None else stored_dtype(env.observation_space)
         for number in range(episodes):
             obs, info = env.reset(seed=seed if number == 0 else None)
             total, state = 0.0, None
             for length in itertools.count(1):
                 if policy.is_recurrent:
-                    action, state = policy.predict_with_state(obs, state, deterministic=deterministic)
+                    action, state = policy.predict_with_state(
+                        np.asarray(obs, dtype), state, deterministic=deterministic
+                    )
                 else:
                     masks = info.get(ACTION_MASK) if policy.uses_masks else None
-                    action = policy.predict(obs, deterministic, action_masks=masks)
+                    action = policy.predict(np.asarray(obs, dtype), deterministic, action_masks=masks)
                 obs, reward, terminated, truncated, info = env.step(action)
                 total += float(reward)
                 if terminated or truncated or length == max_steps:
@@ -180,9 +185,15 @@ def _make_shown(spec: ActorSpec, video: str | Path | None, prefix: str) -> gym.E
         return env
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # files of earlier videos are replaced, as the file names say
-        return gym.wrappers.RecordVideo(
-            env, str(video), episode_trigger=lambda episode: True, name_prefix=prefix, disable_logger=True
-        )
+        try:
+            return gym.wrappers.RecordVideo(
+                env, str(video), episode_trigger=lambda episode: True, name_prefix=prefix, disable_logger=True
+            )
+        except OSError as error:
+            env.close()
+            raise PolicyError(
+                f"Videos cannot be written into {video}: {error.strerror or error}. Name another folder."
+            ) from error
 
 
 def _chosen(policy: SavedPolicy, env: AnyEnv | None, env_kwargs: Mapping[str, Any] | None, wrappers: bool) -> ActorSpec:

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from pearl.action_masks import MaskReader
 from pearl.actors.actor import Policy, RecurrentPolicy, RecurrentRolloutPolicy, first_action
+from pearl.actors.observations import are_unprepared, prepare_batch, stored_dtype
 from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.algorithms.trainer import TrainerLike, storing, uses_masks
 from pearl.errors import EnvError, PolicyError
@@ -83,14 +84,16 @@ class SavedPolicy:
         self._rng = np.random.default_rng(seed)
 
     def predict(
-        self, observation: ArrayLike, deterministic: bool = True, *, action_masks: ArrayLike | None = None
+        self, observation: Any, deterministic: bool = True, *, action_masks: ArrayLike | None = None
     ) -> np.ndarray:
         """Actions for one observation, or for a batch of them: `(*obs,)` gives `(*action,)`, `(batch, *obs)` a batch.
 
-        Observations are as the environment returns them, unnormalised. Actions are in the environment's units, bounds
-        and dtype: for Discrete a NumPy integer, or `(batch,)`. Deterministic actions are the likeliest, or the
-        greedy ones. Others are drawn from the policy's distribution (PPO, A2C, SAC), or explore as at the end of the
-        training (the last epsilon of DQN, the noise of DDPG and TD3, without correlation in time).
+        Observations are as the environment returns them, unnormalised: of Dict and Tuple observations with all parts,
+        in a batch as a vector of environments returns them. Prepared ones (`pearl.actors.observations`) are taken too.
+        Actions are in the environment's units, bounds and dtype: for Discrete a NumPy integer, or `(batch,)`.
+        Deterministic actions are the likeliest, or the greedy ones. Others are drawn from the policy's distribution
+        (PPO, A2C, SAC), or explore as at the end of the training (the last epsilon of DQN, the noise of DDPG and TD3,
+        without correlation in time).
 
         A policy that was trained with action masks needs those of the observations, `(choices,)` or
         `(batch, choices)`, as the environment gives them in `info["action_mask"]`; it takes allowed actions only.
@@ -121,7 +124,7 @@ class SavedPolicy:
 
     def predict_with_state(
         self,
-        observation: ArrayLike,
+        observation: Any,
         state: ArrayLike | None = None,
         episode_start: ArrayLike | None = None,
         deterministic: bool = True,
@@ -217,10 +220,19 @@ class SavedPolicy:
         acts = self._acting.act(seen, masks) if deterministic else self._explored(seen, masks)
         return self._within_bounds(acts)
 
-    def _batch_of(self, observation: ArrayLike) -> tuple[np.ndarray, bool]:
+    def _batch_of(self, observation: Any) -> tuple[np.ndarray, bool]:
         """The observations as the networks take them, `(batch, *obs)`, and whether it was a single one."""
-        space = self.observation_space
+        own, space = self.description.unprepared_space, self.observation_space
         shape, dtype = tuple(space.shape or ()), np.dtype(space.dtype)
+        if own is not None:
+            dtype = stored_dtype(space)
+            if are_unprepared(own, observation):
+                try:
+                    rows, single = prepare_batch(own, observation)
+                except EnvError as error:
+                    raise PolicyError(f"The policy of {self.env} takes observations of {own}. {error}") from error
+                self._check_finite(rows)
+                return rows, single
         try:
             found = np.asarray(observation)
         except ValueError as error:
@@ -233,8 +245,9 @@ class SavedPolicy:
             found.size == 0 and not isinstance(observation, np.ndarray)
         )
         if not (single or (found.shape[1:] == shape and found.ndim == len(shape) + 1)) or not fits:
+            prepared = "" if own is None else f"of {own}, or prepared ones "
             raise PolicyError(
-                f"The policy of {self.env} takes observations of shape {shape}, or a batch of them of shape "
+                f"The policy of {self.env} takes observations {prepared}of shape {shape}, or a batch of them of shape "
                 f"{('batch', *shape)}, with dtype {dtype}; found shape {found.shape} with dtype {found.dtype}. "
                 "Pass them as the environment returns them."
             )
@@ -243,12 +256,15 @@ class SavedPolicy:
             return np.ascontiguousarray(batch, np.uint8), single
         with np.errstate(over="ignore"):
             made = np.array(batch, np.float32, order="C")  # a copy: policies may normalise in place
-        if not np.isfinite(made).all():
+        self._check_finite(made)
+        return made, single
+
+    def _check_finite(self, observations: np.ndarray) -> None:
+        if not np.isfinite(observations).all():
             raise PolicyError(
                 f"An observation for the policy of {self.env} holds NaN or infinity, which no policy was trained on. "
                 "Correct the environment or the sensor that it comes from."
             )
-        return made, single
 
     def _explored(self, observations: np.ndarray, masks: np.ndarray | None) -> np.ndarray:
         if isinstance(self._trainer, OnPolicyTrainer):

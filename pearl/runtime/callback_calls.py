@@ -30,7 +30,7 @@ class CallbackCalls:
         self._failed: set[int] = set()
         self._ended = False
         self._of: dict[str, list[tuple[object, Callable[..., None]]]] = {hook: [] for hook in HOOKS}
-        for callback in (*_checked(own), *_checked(callbacks)):
+        for callback in (*checked_callbacks(own), *checked_callbacks(callbacks)):
             for hook in HOOKS:
                 if _overrides(callback, hook):
                     self._of[hook].append((callback, getattr(callback, hook)))
@@ -62,7 +62,7 @@ class CallbackCalls:
             self.call("on_end")
 
 
-def _checked(callbacks: object) -> Sequence[Any]:
+def checked_callbacks(callbacks: object) -> Sequence[Any]:
     """The callbacks; ConfigurationError says which is none, and what is expected."""
     if not isinstance(callbacks, list | tuple):
         raise ConfigurationError(

@@ -331,6 +331,7 @@ class Run(abc.ABC):
             action_space=self.action_space,
             unshared_normalization=self._probed.normalizers,
             made=EnvironmentSource.of(self.actors),
+            unprepared_space=self._probed.unprepared_space,
         )
 
     @property
