@@ -348,15 +348,17 @@ class Composer:
         count: int,
         average_every: int = LearnersSpec.average_every,
         moments: MomentsRule = LearnersSpec.moments,
+        overlap: int = LearnersSpec.overlap,
     ) -> None:
         """Train with `count` Learners in processes of their own, which average their parameters (docs/local_sgd.md).
 
         Each has its part of every batch, and of the replay a bank. `average_every` are the gradient steps of each
         between two averages (H). `moments` of the optimizers are each Learner's own ("keep"), averaged ("average"), or
-        reset at an average ("reset"). `count` 1 is the program of one Learner. Raises ConfigurationError for a value
-        that `LearnersSpec` refuses; `run` names what several Learners cannot do.
+        reset at an average ("reset"). While an average is made, each Learner makes `overlap` further steps, at most H;
+        with 0 it waits. `count` 1 is the program of one Learner. Raises ConfigurationError for a value that
+        `LearnersSpec` refuses; `run` names what several Learners cannot do.
         """
-        self._learners = LearnersSpec(count, average_every, moments)
+        self._learners = LearnersSpec(count, average_every, moments, overlap)
 
     def set_rollout(self, **settings: Any) -> None:
         """Override fields of `RolloutSpec` for on-policy training: horizon, epochs, gae_lambda, policy_lag, ...

@@ -611,18 +611,30 @@ class TrainSpec:
         _require(_is_number(gamma) and 0.0 <= gamma <= 1.0, f"gamma must be a number in [0, 1]; found {gamma!r}.")
 
 
+def check_overlap(overlap: int, average_every: int) -> None:
+    """Raise ConfigurationError unless Learners can make `overlap` steps while an average of every H-th step is made."""
+    _require_whole("overlap", overlap, 0)
+    _require(
+        overlap <= average_every,
+        f"overlap must be at most average_every, {average_every}, since a Learner awaits one average at a time; found "
+        f"{overlap}.",
+    )
+
+
 @dataclass(frozen=True)
 class LearnersSpec:
     """Several Learners that average their parameters: local SGD (thesis, chapter 5; docs/local_sgd.md).
 
     Each of `count` Learners has a bank of the replay, and trains on its part of every batch. After every
     `average_every` gradient steps of each (H) their parameters are averaged. `moments` says what becomes of the
-    optimizers' states at an average: "keep" (each Learner keeps its own), "average" or "reset".
+    optimizers' states at an average: "keep" (each Learner keeps its own), "average" or "reset". While an average is
+    made, each Learner makes `overlap` further steps, at most H; with 0 it waits.
     """
 
     count: int = 1
     average_every: int = 8
     moments: MomentsRule = "keep"
+    overlap: int = 0
 
     def __post_init__(self) -> None:
         _require_whole("count of Learners", self.count, 1)
@@ -631,6 +643,7 @@ class LearnersSpec:
         _require(
             self.moments in known, f"moments must be one of {', '.join(map(repr, known))}; found {self.moments!r}."
         )
+        check_overlap(self.overlap, self.average_every)
 
 
 ONE_LEARNER = LearnersSpec()

@@ -30,10 +30,10 @@ SPACES = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2)
 TRANSITION = transition_of(DQN, *SPACES, {})
 
 
-def setup_of(learners=2, average_every=4, **options):
+def setup_of(learners=2, average_every=4, overlap=0, **options):
     defaults = {"replay": ReplaySpec(1000), "batch_size": 16, "replay_ratio": 2.0, "learning_starts": 40}
     return LearnerSetup(
-        AveragingSpec(learners, average_every),
+        AveragingSpec(learners, average_every, overlap=overlap),
         functools.partial(DQN, *SPACES, seed=0, hidden_sizes=(16,)),  # which needs no torch
         NativeLearner,
         **{"transition": TRANSITION, **defaults, **options},
@@ -89,8 +89,32 @@ class Alone:
         return Average(self.version, parameters, self.facts)
 
 
-def local_learner(setup, facts):
-    averager = Alone(facts)
+class Hurried(Alone):
+    """Others that go on without a Learner after its first average: the third is made while it awaits the second."""
+
+    def __init__(self, facts):
+        super().__init__(facts)
+        self.torn = False
+
+    def hand_in(self, parameters, facts):
+        self.handed_in = parameters.copy(), facts.copy()
+
+    def take(self):
+        parameters, facts = self.handed_in
+        self.average(parameters, facts)
+        if self.version == 1:
+            return Average(1, parameters + 1, self.facts)
+        if self.torn:
+            return Average(2, parameters, self.facts, lambda: False)
+        return self.join()
+
+    def join(self):
+        facts = np.array([[np.nan, np.nan], *self.facts[1:]])
+        return Average(self.version + 1, np.full_like(self.first, 7.0), facts) if self.version else super().join()
+
+
+def local_learner(setup, facts, make_averager=Alone):
+    averager = make_averager(facts)
     parameters = TrainerParameters(setup.make_trainer(), setup.moments)
     averager.first = np.empty(parameters.layout.count, np.float32)
     parameters.read(averager.first)
@@ -137,6 +161,32 @@ def test_weights_say_how_the_bank_compares_with_those_of_the_others():
     np.testing.assert_allclose(weights[1], 2 * 100 / 400)
 
 
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_learner_that_others_did_not_wait_for_goes_on_from_the_newest_average(torn):
+    """Whether that is clear at once, or only from an average that was overwritten while it was loaded."""
+    local, averager = local_learner(setup_of(overlap=2), [[0, 0], [1, 1]], Hurried)
+    averager.torn = torn
+    parameters = TrainerParameters(local._trainer)
+    values = np.empty(parameters.layout.count, np.float32)
+    local.insert(transitions(80), 80, 0.5)
+    while not local.train():
+        pass
+    parameters.read(values)
+    since = values - averager.asked[0][0]
+    assert (np.abs(since - 1) < 0.1).all(), "the average adds 1 to what was handed in, and two steps were made since"
+    while not local.train():
+        pass
+    assert local.progress.version == 3
+    parameters.read(values)
+    np.testing.assert_array_equal(values, 7.0)
+    assert local.progress.steps == 10
+
+
+def test_averagers_that_make_learners_wait_do_not_overlap():
+    with pytest.raises(ConfigurationError, match=r"Alone makes Learners wait .* overlap is 2. Set overlap to 0"):
+        local_learner(setup_of(overlap=2), [[0, 0], [1, 1]])
+
+
 class StepByStep(NativeLearner):
     """Without the loop in C++."""
 
@@ -179,8 +229,9 @@ def test_schedules_follow_the_progress_of_the_run():
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.25 * FallingDQN.learning_rate)
 
 
-def test_learners_share_the_transitions_and_keep_the_ratio_together():
-    setup = setup_of()
+@pytest.mark.parametrize("overlap", [0, 3])
+def test_learners_share_the_transitions_and_keep_the_ratio_together(overlap):
+    setup = setup_of(overlap=overlap)
     trainer = setup.make_trainer()
     before = np.empty(TrainerParameters(trainer).layout.count, np.float32)
     TrainerParameters(trainer).read(before)

@@ -66,6 +66,14 @@ def program(tmp_path_factory: pytest.TempPathFactory, quick_profiles: None) -> P
     return learners_program(tmp_path_factory.mktemp("programs"))
 
 
+@pytest.fixture(scope="module")
+def overlapped(program: Path) -> Path:
+    """The same with overlap."""
+    changed = program.with_name("overlapped.py")
+    changed.write_text(program.read_text().replace("overlap=0", "overlap=2"))
+    return changed
+
+
 def summary(run_dir: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
     return found
@@ -130,13 +138,17 @@ def test_a_composition_file_and_its_overrides_set_the_learners(tmp_path: Path) -
     file = tmp_path / "spec.toml"
     file.write_text(
         '[actors]\nenv = "CartPole-v1"\n[trainer]\nclass = "DQN"\n[replay]\nsize = 2000\n'
-        '[learners]\ncount = 4\naverage_every = 32\nmoments = "average"\n'
+        '[learners]\ncount = 4\naverage_every = 32\nmoments = "average"\noverlap = 16\n'
     )
     composer, _ = load_spec(file, progress=False, overrides={"learners.count": 3})
     with pytest.raises(PearlError, match=r"3 Learners .*batch of 64 cannot be divided among 3"):
         composer.check()
     with pytest.raises(ConfigurationError, match=r"spec\.toml, \[learners\]: average_every must be .* at least 1"):
         load_spec(file, progress=False, overrides={"learners.average_every": 0})
+    with pytest.raises(
+        ConfigurationError, match=r"\[learners\]: overlap must be at most average_every, 8, .* found 16"
+    ):
+        load_spec(file, progress=False, overrides={"learners.average_every": 8})
     with pytest.raises(ConfigurationError, match=r"\[learners\] count: expected a whole number; found 'many'"):
         load_spec(file, progress=False, overrides={"learners.count": "many"})
 
@@ -147,6 +159,8 @@ def test_a_composition_file_and_its_overrides_set_the_learners(tmp_path: Path) -
         ({"count": 0}, "count of Learners must be a whole number of at least 1; found 0"),
         ({"count": True}, "found True"),
         ({"count": 2, "average_every": 0}, "average_every must be a whole number of at least 1; found 0"),
+        ({"count": 2, "overlap": -1}, "overlap must be a whole number of at least 0; found -1"),
+        ({"count": 2, "average_every": 4, "overlap": 5}, "overlap must be at most average_every, 4, since"),
         ({"count": 2, "moments": "forget"}, "moments must be one of 'keep', 'average', 'reset'; found 'forget'"),
     ],
 )
@@ -242,8 +256,8 @@ def test_options_of_one_learner_are_refused(tmp_path: Path, option: str) -> None
         )
 
 
-def test_a_killed_learner_is_replaced_and_the_run_goes_on(program: Path, tmp_path: Path) -> None:
-    with running(program, "--timesteps", "5000000", *QUIET, "--run-dir", str(tmp_path)) as started:
+def test_a_killed_learner_is_replaced_and_the_run_goes_on(overlapped: Path, tmp_path: Path) -> None:
+    with running(overlapped, "--timesteps", "5000000", *QUIET, "--run-dir", str(tmp_path)) as started:
         started.until(lambda: has_trained(tmp_path))
         os.kill(learner_pids(tmp_path)[1], signal.SIGKILL)
         started.until(lambda: len(learner_pids(tmp_path)) == 3)
@@ -253,7 +267,7 @@ def test_a_killed_learner_is_replaced_and_the_run_goes_on(program: Path, tmp_pat
         assert started.wait(60) == 130, started.output
         assert "learner-1 died (signal SIGKILL) and is replaced" in started.output
     found = summary(tmp_path)
-    assert found["learners"]["replaced"] == 1
+    assert (found["learners"]["replaced"], found["learners"]["overlap"]) == (1, 2)
     assert found["gradient_steps"] == sum(found["learners"]["gradient_steps"]) // 2, "those of the dead one count"
 
 
@@ -305,7 +319,8 @@ def test_ctrl_c_saves_the_banks_and_resume_goes_on(program: Path, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_killed_program_resumes_from_a_checkpoint_of_the_running_learners(program: Path, tmp_path: Path) -> None:
+def test_a_killed_program_resumes_from_a_checkpoint_of_the_running_learners(overlapped: Path, tmp_path: Path) -> None:
+    program = overlapped
     arguments = (*QUIET, "--run-dir", str(tmp_path))
     with running(program, "--timesteps", "500000", "--checkpoint-interval", "700", *arguments) as started:
         started.until(lambda: len(list((tmp_path / "checkpoints").glob("checkpoint-*"))) == 2)
@@ -389,7 +404,7 @@ def test_an_actor_critic_trains_with_schedules_and_normalised_observations(
         settings={**settings, "implementation": implementation},
         env="Pendulum-v1",
         mode="uniform",
-        learners={"count": 2, "average_every": 8, "moments": "average"},
+        learners={"count": 2, "average_every": 8, "moments": "average", "overlap": 8},
     )
     arguments = ("--timesteps", "1500", "--eval-episodes", "1", "--plain", "--run-dir", str(tmp_path / "run"))
     code, output = run(program, *arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 
@@ -13,16 +14,20 @@ from gymnasium import spaces
 from test_arrays import batch_of
 from trainers import OwnTrainer, TinyCrossQ, TinyDQN, TinySAC, TinyTD3
 
+from pearl import _native
 from pearl.actors.child_process import ChildProcess
 from pearl.actors.report import Report
-from pearl.algorithms.trainer import policy_snapshot
+from pearl.algorithms import DQN
+from pearl.algorithms.trainer import policy_snapshot, transition_of
 from pearl.backends.cpu.learner import NativeLearner
 from pearl.errors import ConfigurationError, PearlError, QueueClosedError, TrainerError
+from pearl.learner.protocol import StepResult
 from pearl.learner.torch_learner import TorchLearner
 from pearl.local_sgd.averaging import AveragingSpec
+from pearl.local_sgd.local_learner import LearnerSetup, LocalLearner
 from pearl.local_sgd.parameters import ParameterLayout, TrainerParameters
-from pearl.local_sgd.shared_memory import AveragingServer, SharedMemoryAverager, mean
-from pearl.spec import DISCOUNT, NEXT_OBS, OBS, REWARD
+from pearl.local_sgd.shared_memory import AveragingServer, SharedMemoryAverager
+from pearl.spec import DISCOUNT, NEXT_OBS, OBS, REWARD, ReplaySpec
 
 LONGEST_S = 60.0
 OBSERVATIONS = spaces.Box(-1.0, 1.0, (4,), np.float32)
@@ -154,6 +159,10 @@ def test_wrong_arguments_are_refused():
         TrainerParameters(trainer).write(np.zeros(3))
     with pytest.raises(ConfigurationError, match="average_every must be a whole number of at least 1; found 0"):
         AveragingSpec(2, average_every=0)
+    with pytest.raises(ConfigurationError, match=r"overlap must be a whole number of at least 0; found True"):
+        AveragingSpec(2, overlap=True)
+    with pytest.raises(ConfigurationError, match=r"overlap must be at most average_every, 4, .* found 5"):
+        AveragingSpec(2, average_every=4, overlap=5)
     with pytest.raises(ConfigurationError, match="timeout_s must be a number of seconds above 0; found 0"):
         AveragingSpec(2, timeout_s=0)
     with pytest.raises(PearlError, match=r"rank must lie in \[0, 2\); found 2"):
@@ -186,10 +195,10 @@ def test_the_mean_is_added_in_order_and_rounded_once():
     vectors = [rng.normal(size=1000).astype(np.float32) * 10.0 ** rng.integers(-6, 6, 1000) for _ in range(5)]
     vectors = [vector.astype(np.float32) for vector in vectors]
     out = np.empty(1000, np.float32)
-    mean(vectors, out, np.empty(64))
+    _native.mean_of(vectors, out)
     np.testing.assert_array_equal(out, np.mean(np.array(vectors, np.float64), axis=0).astype(np.float32))
     for count in (2, 3, 7):
-        mean([vectors[0]] * count, out, np.empty(999))
+        _native.mean_of([vectors[0]] * count, out)
         np.testing.assert_array_equal(out, vectors[0])
 
 
@@ -375,7 +384,7 @@ def train(learners, average_every, steps, rows):
             for one, vector in zip(parameters, vectors, strict=True):
                 one.read(vector)
             out = np.empty_like(vectors[0])
-            mean(vectors, out, np.empty(100))
+            _native.mean_of(vectors, out)
             for one in parameters:
                 one.write(out)
     return vector_of(trainers[0])
@@ -384,3 +393,124 @@ def train(learners, average_every, steps, rows):
 def test_averaging_after_every_step_is_one_learner_with_the_whole_batch():
     """For SGD, the mean of the stepped parameters is a step along the mean gradient."""
     np.testing.assert_allclose(train(4, 1, 20, 32), train(1, 1, 20, 32), rtol=1e-4, atol=1e-6)
+
+
+# --- overlap ----------------------------------------------------------------------------------------------------------
+
+
+RATE = np.float32(0.125)
+
+
+def target_of(rank, step):
+    return np.float32(3 * rank + step % 5)
+
+
+class Descent(TorchLearner):
+    """SGD on half the squared distance of every parameter to a target, which moves: NumPy can follow it."""
+
+    def __init__(self, trainer, rank):
+        super().__init__(trainer)
+        self.rank, self.steps = rank, 0
+
+    def step(self, batch, weights):
+        for parameter in self.trainer.network.parameters():
+            values = parameter.detach().numpy()
+            values -= RATE * (values - target_of(self.rank, self.steps))
+        self.steps += 1
+        return StepResult(np.ones(len(weights), np.float32), 1.0, {"td_error": 1.0})
+
+
+def descend(ranks, average_every, overlap, steps):
+    """The parameters of Learners of these `ranks` after so many steps and a last average, and how many there were."""
+    learners = len(ranks)
+    transition = transition_of(DQN, OBSERVATIONS, CHOICES, {})
+    trainers = []
+
+    def make_trainer(seed):
+        torch.manual_seed(0)
+        trainers.append(OwnTrainer(OBSERVATIONS, CHOICES))
+        return trainers[-1]
+
+    setups = [
+        LearnerSetup(
+            AveragingSpec(learners, average_every, LONGEST_S, overlap),
+            make_trainer,
+            functools.partial(Descent, rank=rank),
+            transition,
+            ReplaySpec(400 * learners, mode="uniform"),
+            batch_size=2 * learners,
+            replay_ratio=2.0,
+            learning_starts=0,
+        )
+        for rank in ranks
+    ]
+    parameters = TrainerParameters(make_trainer(0))
+    start = np.empty(parameters.layout.count, np.float32)
+    parameters.read(start)
+    averages = AveragingServer(setups[0].spec, parameters.layout, start, facts=2)
+    members = []
+    for rank, setup in enumerate(setups):
+        averager = SharedMemoryAverager(averages.link(rank), parameters.layout)
+        averager.join()  # all of them before the first hands in
+        member = LocalLearner(setup, rank, lambda layout, averager=averager: averager)
+        rows = np.zeros(steps + 1)
+        columns = {field.name: np.zeros((len(rows), *field.shape), field.dtype) for field in transition.fields}
+        member.insert(columns, len(rows), 0.5)
+        members.append(member)
+    averages.launch()
+
+    def run(member):
+        while member.may_train:
+            member.train()
+        member.finish()
+
+    in_threads(*(functools.partial(run, member) for member in members))
+    averages.close()
+    return start, [vector_of(trainer) for trainer in trainers[1:]], averages.version
+
+
+def mean_in_numpy(vectors):
+    return np.mean(np.array(vectors, np.float64), axis=0).astype(np.float32)
+
+
+def descend_in_numpy(start, ranks, average_every, overlap, steps):
+    """The same as a loop: `DaSGD`, with a delay of `overlap` steps."""
+    present, handed_in, since, version = [start.copy() for _ in ranks], None, 0, 0
+
+    def take():
+        nonlocal handed_in
+        average = mean_in_numpy(handed_in).astype(np.float64)
+        for values, own in zip(present, handed_in, strict=True):
+            values[...] = values + (average - own)
+        handed_in = None
+
+    for step in range(steps):
+        for rank, values in zip(ranks, present, strict=True):
+            values -= RATE * (values - target_of(rank, step))
+        since += 1
+        if handed_in is not None and since == overlap:
+            take()
+        if since == average_every:
+            handed_in, since, version = [values.copy() for values in present], 0, version + 1
+            if overlap == 0:
+                take()
+    if handed_in is not None:
+        take()
+    if since:
+        present, version = [mean_in_numpy(present)] * len(ranks), version + 1
+    return present, version
+
+
+@pytest.mark.parametrize(
+    ("average_every", "overlap", "steps"), [(4, 0, 18), (1, 1, 9), (5, 2, 31), (4, 4, 26), (6, 5, 24)]
+)
+def test_an_overlapped_average_is_delayed_averaging(average_every, overlap, steps):
+    """To the bit what a loop in NumPy says, whichever Learner is faster; the last average may be an early one."""
+    for ranks in ([0, 1, 2], [1, 1]):
+        start, found, version = descend(ranks, average_every, overlap, steps)
+        expected, expected_version = descend_in_numpy(start, ranks, average_every, overlap, steps)
+        assert version == expected_version
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    alone, _ = descend_in_numpy(start, [1], 1, 0, steps)  # equal Learners change nothing for each other
+    np.testing.assert_array_equal(found[0], alone[0])

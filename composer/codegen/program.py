@@ -477,15 +477,18 @@ def _placement_note(source: ProgramSource, setting: int, on: tuple[Device, Devic
 
 
 def _learners_note(source: ProgramSource) -> list[str]:
-    """A line on several Learners; none for one."""
+    """What there is to say of several Learners; nothing of one."""
     spec = source.problem.learners
     if spec.count == 1:
         return []
     share = source.problem.train.batch_size // spec.count
-    return [
+    lines = [
         f"    Learners        {spec.count}, each with a bank of the replay and batches of {share}; averaged every "
         f"{spec.average_every} steps"
     ]
+    if spec.overlap:
+        lines.append(f"                    an average is loaded {spec.overlap} steps after what it was made of")
+    return lines
 
 
 def _environment() -> jinja2.Environment:

@@ -8,6 +8,7 @@ import time
 import numpy as np
 
 from composer.profiling.context import ProfilingContext
+from pearl import _native
 from pearl.local_sgd.averaging import AveragingSpec
 from pearl.local_sgd.parameters import ParameterLayout, TrainerParameters
 from pearl.local_sgd.shared_memory import AveragingServer, SharedMemoryAverager
@@ -18,25 +19,32 @@ _PATIENCE_S = 30.0  # of a Learner's thread for another
 
 
 def average_us(context: ProfilingContext) -> float:
-    """Microseconds of one average (T) between the problem's Learners; 0 for one Learner.
+    """Microseconds that one average between the problem's Learners costs each of them (T); 0 for one Learner.
 
-    Learners are threads here and processes in a program: their copies release the GIL.
+    With overlap, the time in which the average is made is not part of it. Learners are threads here and processes in a
+    program: their copies release the GIL.
     """
     spec = context.problem.learners
     if spec.count == 1:
         return 0.0
-    count = TrainerParameters(context.probe, spec.moments).layout.count
+    count, overlaps = TrainerParameters(context.probe, spec.moments).layout.count, spec.overlap > 0
     host = context.platform.host
     context.begin(f"averages of {spec.count} Learners, {count:,} numbers each")
-    key = context.key("averaging", host, {"learners": spec.count, "numbers": count})
+    key = context.key("averaging", host, {"learners": spec.count, "numbers": count, "overlaps": overlaps})
     found = context.known(
-        key, ("average",), lambda: {"average": measure_average(spec.count, count, context.budget_s)}, host
+        key,
+        ("average",),
+        lambda: {"average": measure_average(spec.count, count, context.budget_s, overlaps=overlaps)},
+        host,
     )
     return found["average"].value_us
 
 
-def measure_average(learners: int, count: int, budget_s: float) -> list[float]:
-    """Microseconds of single averages of `count` float32 each, as the first Learner sees them."""
+def measure_average(learners: int, count: int, budget_s: float, *, overlaps: bool = False) -> list[float]:
+    """Microseconds of single averages of `count` float32 each, as the first Learner sees them.
+
+    If an average `overlaps` with training, what counts is to hand in, and to load the average when it is there.
+    """
     layout = ParameterLayout((("parameters", (count,)),))
     spec = AveragingSpec(learners, 1, timeout_s=_PATIENCE_S)
     server = AveragingServer(spec, layout, np.zeros(count, np.float32))
@@ -46,15 +54,26 @@ def measure_average(learners: int, count: int, budget_s: float) -> list[float]:
     def take_part(rank: int) -> None:
         averager = SharedMemoryAverager(server.link(rank), layout)
         own, facts = np.full(count, float(rank), np.float32), np.zeros(1)
+        arrays = _native.ParameterArrays([own], [False])
         averager.join()
         started.wait(_PATIENCE_S)
         until = time.perf_counter() + budget_s
         for number in range(_LONGEST):
             start = time.perf_counter()
-            own[...] = averager.average(own, facts).parameters
+            arrays.gather(averager.staging)
+            averager.hand_in(averager.staging, facts)
+            handed_in = resumed = time.perf_counter()
+            if overlaps:
+                server.newest(number, _PATIENCE_S)
+                resumed = time.perf_counter()
+            average = averager.take().parameters
+            if overlaps:
+                arrays.correct(average, averager.staging)
+            else:
+                arrays.scatter(average)
             end = time.perf_counter()
             if rank == 0:
-                samples.append((end - start) * 1e6)
+                samples.append((end - resumed + handed_in - start) * 1e6)
             if number >= _WARM_UP + 2 and end > until:
                 break
         averager.leave()

@@ -10,13 +10,14 @@
 #include "pearl/parent_watch.hpp"
 #include "pearl/python_errors.hpp"
 
-void bind_gae(py::module_& m);      // gae_bindings.cpp
-void bind_learner(py::module_& m);  // learner_bindings.cpp
-void bind_loop(py::module_& m);     // loop_bindings.cpp
-void bind_ppo(py::module_& m);      // ppo_bindings.cpp
-void bind_queues(py::module_& m);   // queue_bindings.cpp
-void bind_replay(py::module_& m);   // replay_bindings.cpp
-void bind_storage(py::module_& m);  // storage_bindings.cpp
+void bind_averaging(py::module_& m);  // averaging_bindings.cpp
+void bind_gae(py::module_& m);        // gae_bindings.cpp
+void bind_learner(py::module_& m);    // learner_bindings.cpp
+void bind_loop(py::module_& m);       // loop_bindings.cpp
+void bind_ppo(py::module_& m);        // ppo_bindings.cpp
+void bind_queues(py::module_& m);     // queue_bindings.cpp
+void bind_replay(py::module_& m);     // replay_bindings.cpp
+void bind_storage(py::module_& m);    // storage_bindings.cpp
 
 namespace {
 
@@ -46,6 +47,7 @@ PYBIND11_MODULE(_native, m) {
   bind_learner(m);
   bind_ppo(m);
   bind_queues(m);
+  bind_averaging(m);  // which takes a Snapshot
   bind_replay(m);
   bind_storage(m);
   bind_loop(m);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "bindings.hpp"
 #include "pearl/doorbell.hpp"
@@ -73,6 +74,15 @@ void bind_shared(py::module_& m) {
           "attach_bell", [](Queue& queue, Bell& bell) { queue.attach_bell(&bell); }, py::arg("bell"),
           py::keep_alive<1, 2>());
 
+  m.def(
+      "wait_for_all",
+      [](const std::vector<Queue*>& queues, Bell& bell, double timeout_s) {
+        const std::vector<const pearl::SlotQueue*> awaited(queues.begin(), queues.end());
+        return interruptible(
+            timeout_s, [&](double slice) { return pearl::SlotQueue::wait_for_all(awaited, bell, slice); }, is_true);
+      },
+      py::arg("queues"), py::arg("bell"), py::arg("timeout_s"));
+
   using Shot = OnBuffer<pearl::Snapshot>;
   py::class_<Shot>(m, "Snapshot")
       .def(py::init([](const py::buffer& buffer, std::size_t payload_bytes, bool create) {
@@ -81,6 +91,8 @@ void bind_shared(py::module_& m) {
            py::arg("buffer"), py::arg("payload_bytes"), py::arg("create"))
       .def_static("nbytes", &pearl::Snapshot::nbytes, py::arg("payload_bytes"))
       .def_property_readonly("version", &Shot::version)
+      .def("offset", &Shot::offset, py::arg("version"))
+      .def("holds", &Shot::holds, py::arg("version"))
       .def(
           "write",
           [](Shot& snapshot, const py::buffer& payload) {

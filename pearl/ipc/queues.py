@@ -86,6 +86,10 @@ class ColumnQueue:
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self._attach(*state)
 
+    def arrays(self, slot: int) -> dict[str, np.ndarray]:
+        """Either side: the arrays of a slot, whichever side has it now."""
+        return self._views[slot]
+
     def reserve(self, timeout_s: float = 0.0) -> dict[str, np.ndarray] | None:
         """Producer: the next free slot's arrays to fill, or None if none is free in time."""
         slot = self._native.reserve(timeout_s)

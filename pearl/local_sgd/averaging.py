@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from pearl.errors import ConfigurationError
+from pearl.spec import check_overlap
+
+
+def always() -> bool:
+    """True: whether the parameters of an average are whole that has memory of its own."""
+    return True
 
 
 class Average(NamedTuple):
     """One average: `version` counts from 0, the parameters at the beginning.
 
-    `parameters` `(count,)` float32; `facts` `(learners, facts)` float64, what each Learner said with its parameters,
-    NaN for those that are not part of the average. Both are valid until the next average is asked for.
+    `parameters` `(count,)` float32, not to be changed; `facts` `(learners, facts)` float64, what each Learner said with
+    its parameters, NaN for those that are not part of the average. Both are valid until the next average is asked for.
+
+    A Learner that was silent for so long that the others averaged twice without it may read parameters that are being
+    overwritten: `is_whole()`, asked after they were read, is then False. `Averager.join` gives the newest average.
     """
 
     version: int
     parameters: np.ndarray
     facts: np.ndarray
+    is_whole: Callable[[], bool] = always
 
     @property
     def members(self) -> np.ndarray:
@@ -32,7 +43,7 @@ class Averager(Protocol):
     """One Learner's side. Its thread calls all methods."""
 
     def join(self) -> Average:
-        """Take part from now on, and return the last average, from which the Learner begins."""
+        """Take part from now on, and return the last average, from which the Learner begins. May be repeated."""
 
     def beat(self) -> None:
         """Give a sign of life; a Learner calls it at least once each gradient step, and while it waits for data."""
@@ -48,16 +59,41 @@ class Averager(Protocol):
         """Take part no longer: the others do not wait for this Learner."""
 
 
+@runtime_checkable
+class OverlappedAverager(Averager, Protocol):
+    """An `Averager` whose Learner may train while an average is made: `AveragingSpec.overlap`.
+
+    `average` is `hand_in`, and `take` at once.
+    """
+
+    def hand_in(self, parameters: np.ndarray, facts: np.ndarray) -> None:
+        """Hand in `(count,)` float32 and `(facts,)` float64 for the next average, and return.
+
+        Both may be changed afterwards. `take` must come before the next `hand_in`. Raises QueueClosedError when
+        averaging is over.
+        """
+
+    def take(self) -> Average:
+        """Wait for the average that follows the last `hand_in`.
+
+        What was handed in is part of it if its version is the next one, and this Learner one of its `members`. If the
+        others did not wait for this Learner, the newest average comes back. Raises QueueClosedError when averaging is
+        over.
+        """
+
+
 @dataclass(frozen=True)
 class AveragingSpec:
     """`learners` average their parameters after every `average_every` gradient steps of each (H).
 
-    A Learner that gives no sign of life for `timeout_s` seconds is not waited for.
+    A Learner that gives no sign of life for `timeout_s` seconds is not waited for. While an average is made, each
+    Learner makes `overlap` further steps, at most H (docs/local_sgd.md, "Overlap"); with 0 it waits.
     """
 
     learners: int
     average_every: int = 8
     timeout_s: float = 1.5
+    overlap: int = 0
 
     def __post_init__(self) -> None:
         for name in ("learners", "average_every"):
@@ -66,3 +102,4 @@ class AveragingSpec:
                 raise ConfigurationError(f"{name} must be a whole number of at least 1; found {value!r}.")
         if not isinstance(self.timeout_s, int | float) or not self.timeout_s > 0:
             raise ConfigurationError(f"timeout_s must be a number of seconds above 0; found {self.timeout_s!r}.")
+        check_overlap(self.overlap, self.average_every)

@@ -21,7 +21,7 @@ from pearl.ipc.queues import Bell, ColumnQueue
 from pearl.ipc.shared_buffer import SharedBuffer
 from pearl.lazy_torch import torch, when_imported
 from pearl.learner.protocol import Learner
-from pearl.local_sgd.averaging import Average, Averager, AveragingSpec
+from pearl.local_sgd.averaging import Average, Averager, AveragingSpec, OverlappedAverager
 from pearl.local_sgd.parameters import ParameterLayout, TrainerParameters
 from pearl.local_sgd.shared_memory import Link, SharedMemoryAverager
 from pearl.local_sgd.state_files import Arrays, Scalars, load_trainer, read_state, trainer_arrays, write_state
@@ -159,12 +159,21 @@ class LocalLearner:
         learner.prepare()
         self._training = make_steps(learner, self._bank, self._storage, setup.share)
         self._parameters = TrainerParameters(trainer, setup.moments)
-        self._averager = make_averager(self._parameters.layout)
-        self._vector = np.empty(self._parameters.layout.count, np.float32)
+        self._averager = averager = make_averager(self._parameters.layout)
+        self._overlapped = averager if setup.spec.overlap and isinstance(averager, OverlappedAverager) else None
+        if setup.spec.overlap and self._overlapped is None:
+            raise ConfigurationError(
+                f"{type(averager).__name__} makes Learners wait for their averages, and overlap is "
+                f"{setup.spec.overlap}. Set overlap to 0."
+            )
+        # What was handed in last, in the averager's own memory if it has some.
+        staging = getattr(averager, "staging", None)
+        self._vector = np.empty(self._parameters.layout.count, np.float32) if staging is None else staging
         self._names = tuple(field.name for field in setup.transition.fields)
         self._rank, self._beta = rank, setup.replay.first_beta
         self._joined = False
-        self._since_average = 0
+        self._since = 0  # gradient steps since the last average was handed in for, or joined from
+        self._awaits = False  # whether an average was handed in for and not taken
         self._td_error = math.nan
         self._step_s = 0.0  # seconds of a step, as the last ones took them
         self._average_s = 0.0
@@ -228,29 +237,37 @@ class LocalLearner:
     def train(self) -> bool:
         """Make the gradient steps that are due before the next average, or some of them; average after every H.
 
-        Takes no longer than a few hundredths of a second, or one step. Returns whether it averaged.
+        With overlap, parameters are handed in after every H steps, and the average is taken so many steps later. Takes
+        no longer than a few hundredths of a second, or one step. Returns whether it took an average.
         """
         if not self._joined:
             self._joined = True
             self._load(self._averager.join())
-        left = self._setup.spec.average_every - self._since_average
+        spec = self._setup.spec
+        left = (spec.overlap if self._awaits else spec.average_every) - self._since
         soon = 1 if self._step_s == 0 else max(1, int(_LONGEST_S / self._step_s))
         count = int(min(self._batches_due, left, soon))
         start = time.perf_counter()
         self._td_error = self._training.run(count, self._beta)
-        self._step_s = (time.perf_counter() - start) / count
+        now = time.perf_counter()
+        self._step_s = (now - start) / count
         self._steps += count
-        self._since_average += count
-        if self._since_average < self._setup.spec.average_every:
-            return False
-        self._average()
-        return True
+        self._since += count
+        version = self._version
+        if self._awaits and self._since == spec.overlap:
+            self._take()
+        if not self._awaits and self._since == spec.average_every:
+            self._hand_in(self._overlapped)
+        self._average_s += time.perf_counter() - now
+        return self._version != version
 
     def finish(self) -> None:
         """Average what was trained since the last average, and take part no longer."""
         if self._joined:
-            if self._since_average:
-                self._average()
+            if self._awaits:
+                self._take()
+            if self._since:
+                self._hand_in(None)
             self._averager.leave()
 
     def state(self) -> tuple[Arrays, Scalars]:
@@ -272,14 +289,34 @@ class LocalLearner:
         if hasattr(self._trainer, "gradient_steps"):
             self._trainer.gradient_steps = saved_count(scalars, "gradient_steps", folder)
 
-    def _average(self) -> None:
-        start = time.perf_counter()
-        self._since_average = 0
+    def _hand_in(self, overlapped: OverlappedAverager | None) -> None:
+        """Hand in for the next average; wait for it unless it is `overlapped` with the next steps."""
         self._parameters.read(self._vector)
         least = self._training.take_least()
         facts = np.array([self._mass(), least if math.isfinite(least) else 0.0])
-        self._load(self._averager.average(self._vector, facts))
-        self._average_s += time.perf_counter() - start
+        self._since = 0
+        if overlapped is None:
+            self._load(self._averager.average(self._vector, facts))
+        else:
+            overlapped.hand_in(self._vector, facts)
+            self._awaits = True
+
+    def _take(self) -> None:
+        """Wait for the average that was handed in for, and add what it changed to what was trained since.
+
+        If the others went on without this Learner, its steps are lost: it goes on from the newest average.
+        """
+        assert self._overlapped is not None
+        self._awaits = False
+        average = self._overlapped.take()
+        if average.version == self._version + 1 and average.members[self._rank]:
+            self._parameters.correct(average.parameters, self._vector)
+            if average.is_whole():
+                self._follow(average)
+                return
+            average = self._averager.join()
+        self._since = 0
+        self._load(average)
 
     def _mass(self) -> float:
         """The sum of the bank's priorities, as `sample_bank` gives it."""
@@ -288,6 +325,13 @@ class LocalLearner:
 
     def _load(self, average: Average) -> None:
         self._parameters.write(average.parameters)
+        while not average.is_whole():
+            average = self._averager.join()
+            self._parameters.write(average.parameters)
+        self._follow(average)
+
+    def _follow(self, average: Average) -> None:
+        """Train at the weights that the banks said of themselves with an average, which was loaded."""
         self._version = average.version
         others = [
             BankBatch(float(facts[_MASS]) if facts[_LEAST] > 0 else 0.0, float(facts[_LEAST]))
@@ -295,6 +339,8 @@ class LocalLearner:
             if is_member and rank != self._rank
         ]
         self._training.set_banks(others)
+        if self._setup.moments != "keep":
+            self._training.refresh()
 
 
 class Commands:

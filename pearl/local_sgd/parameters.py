@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from pearl import _native
 from pearl.algorithms.arrays import ArrayAdam, ArrayModule, ArrayValue
 from pearl.algorithms.trainer import Trainer, arrays_of
 from pearl.errors import ConfigurationError, TrainerError
@@ -47,6 +48,15 @@ def _shown(entry: tuple[str, tuple[int, ...]] | None) -> str:
     return "none" if entry is None else f"{entry[0]!r} of shape {entry[1]}"
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A piece of the vector: a tensor or an array, which is `trained` or a statistic (a buffer, or moments)."""
+
+    name: str
+    values: Any
+    trained: bool
+
+
 class TrainerParameters:
     """The parameters of a trainer as a vector `(layout.count,)` float32, which `read` copies out and `write` copies in.
 
@@ -66,29 +76,54 @@ class TrainerParameters:
                 f"moments must be one of {', '.join(map(repr, get_args(MomentsRule)))}; found {moments!r}."
             )
         self._trainer, self._moments = trainer, moments
-        self._in_arrays: tuple[object, list[tuple[str, Any]]] | None = None
-        self.layout = ParameterLayout(tuple((name, tuple(value.shape)) for name, value in self._found()))
+        self._known: tuple[object, _native.ParameterArrays] | None = None
+        parts = self._found()
+        self.layout = ParameterLayout(tuple((part.name, tuple(part.values.shape)) for part in parts))
+        self._bounded = [not part.trained for part in parts]
 
     def read(self, out: np.ndarray) -> None:
         """Copy the parameters to `out` `(count,)` float32."""
         self._check(out)
-        for value, part in self._parts(out):
-            if is_tensor(value):
-                part[...] = value.detach().reshape(-1).to("cpu", torch.float32).numpy()
-            else:
-                part[...] = value.reshape(-1)
+        if (arrays := self._arrays()) is not None:
+            arrays.gather(out)
+            return
+        for tensor, numbers in zip(self._tensors(), self._split(out), strict=True):
+            numbers[...] = tensor.detach().reshape(-1).to("cpu", torch.float32).numpy()
 
     def write(self, values: np.ndarray) -> None:
         """Load `(count,)` float32, in place, and treat the optimizers' states as `moments` says."""
         self._check(values)
-        for value, part in self._parts(values):
-            if is_tensor(value):
-                with torch.no_grad():
-                    value.data.copy_(torch.from_numpy(part).view_as(value))
-            else:
-                value[...] = part.reshape(value.shape)
+        self._load(values)
         if self._moments == "reset":
             self._reset()
+
+    def correct(self, average: np.ndarray, handed_in: np.ndarray) -> None:
+        """Load an average late: `handed_in` is what `read` gave for it, and the trainer has trained on since.
+
+        Both are `(count,)` float32. Every trained number `p` becomes `p + (average - handed_in)`, computed in float64
+        and rounded once (delayed averaging: Zhou et al. 2020, "DaSGD", arXiv:2006.00441). Buffers and moments do too,
+        but stay between the least and the greatest of the three numbers, so that a variance is never negative. The
+        optimizers' states are treated as `moments` says.
+        """
+        self._check(average)
+        self._check(handed_in)
+        if (arrays := self._arrays()) is not None:
+            arrays.correct(average, handed_in)
+        else:
+            present = np.empty(self.layout.count, np.float32)
+            self.read(present)
+            _native.ParameterArrays(self._split(present), self._bounded).correct(average, handed_in)
+            self._load(present)
+        if self._moments == "reset":
+            self._reset()
+
+    def _load(self, values: np.ndarray) -> None:
+        if (arrays := self._arrays()) is not None:
+            arrays.scatter(values)
+            return
+        for tensor, numbers in zip(self._tensors(), self._split(values), strict=True):
+            with torch.no_grad():
+                tensor.data.copy_(torch.from_numpy(numbers).view_as(tensor))
 
     def _check(self, vector: np.ndarray) -> None:
         if vector.shape != (self.layout.count,) or vector.dtype != np.float32:
@@ -97,30 +132,31 @@ class TrainerParameters:
                 f"{vector.shape}."
             )
 
-    def _parts(self, vector: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
-        offset = 0
-        for (_, shape), (_, value) in zip(self.layout.entries, self._present(), strict=True):
-            count = math.prod(shape)
-            yield value, vector[offset : offset + count]
-            offset += count
+    def _split(self, vector: np.ndarray) -> list[np.ndarray]:
+        """The part of a vector that belongs to each entry of the layout."""
+        ends = np.cumsum([math.prod(shape) for _, shape in self.layout.entries])
+        return [vector[end - math.prod(shape) : end] for end, (_, shape) in zip(ends, self.layout.entries, strict=True)]
 
-    def _present(self) -> list[tuple[str, Any]]:
-        """The same as `_found`, which is looked up once as long as all of it is in the same arrays."""
+    def _arrays(self) -> _native.ParameterArrays | None:
+        """Everything averaged, if it is in arrays, whose memory stays the same; None if it is in torch."""
         arrays = arrays_of(self._trainer)
-        if arrays is None or self._moments == "average":
-            return self._found()
-        if self._in_arrays is None or self._in_arrays[0] is not arrays:
-            self._in_arrays = arrays, self._found()
-        return self._in_arrays[1]
+        if arrays is None:
+            return None
+        if self._known is None or self._known[0] is not arrays:
+            self._known = arrays, _native.ParameterArrays([part.values for part in self._found()], self._bounded)
+        return self._known[1]
 
-    def _found(self) -> list[tuple[str, Any]]:
-        """Everything averaged, where it lies now: torch may have come to the arrays, or replaced tensors."""
+    def _tensors(self) -> list[torch.Tensor]:
+        """Everything averaged, in torch, where it lies now: tensors may have been replaced."""
+        return [part.values for part in self._found()]
+
+    def _found(self) -> list[_Part]:
         found = list(self._networks())
         if self._moments == "average":
-            found += self._averaged_moments()
+            found += [_Part(name, value, False) for name, value in self._averaged_moments()]
         return found
 
-    def _networks(self) -> Iterator[tuple[str, Any]]:
+    def _networks(self) -> Iterator[_Part]:
         seen: set[int] = set()
         for name, value, is_parameter in self._candidates():
             dtype = value.values.dtype if not is_tensor(value) else None
@@ -136,7 +172,7 @@ class TrainerParameters:
                         f"averaged; found {8 * width} bits. Use float32, or one Learner."
                     )
                 continue
-            yield name, value if dtype is None else value.values
+            yield _Part(name, value if dtype is None else value.values, is_parameter)
 
     def _candidates(self) -> Iterator[tuple[str, Any, bool]]:
         """Name, tensor or `Array`, and whether it is trained."""

@@ -7,6 +7,7 @@ bits, and equal parameters stay what they are.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -27,32 +28,28 @@ logger = logging.getLogger("pearl.local_sgd")
 
 _POLL_S = 0.02
 _PATIENCE_S = 60.0  # of a Learner for the server, which answers in time or is gone
-_CHUNK = 1 << 16  # scalars that are added at once, in the cache
-_VERSION, _JOINED, _BEATS = 0, 0, 1
+_JOINED, _BEATS = 0, 1
 
 
 class _Averages:
     """The newest average, with one writer and any number of readers that wait on `bell`."""
 
     def __init__(self, learners: int, count: int, facts: int, bell: Bell) -> None:
-        buffer = SharedBuffer(_native.Snapshot.nbytes(self._nbytes(learners, count, facts)))
+        buffer = SharedBuffer(_native.Snapshot.nbytes(8 * (1 + learners * facts) + 4 * count))
         self._attach(learners, count, facts, bell, buffer, create=True)
-
-    @staticmethod
-    def _nbytes(learners: int, count: int, facts: int) -> int:
-        return 8 * (1 + learners * facts) + 4 * count
 
     def _attach(self, learners: int, count: int, facts: int, bell: Bell, buffer: SharedBuffer, *, create: bool) -> None:
         self._state = learners, count, facts, bell, buffer
-        nbytes = self._nbytes(learners, count, facts)
-        self._snapshot = _native.Snapshot(buffer.memory, nbytes, create)
-        self.bell, self._seen = bell, 0
-        # Read or written as a whole: the version, the facts, the parameters.
-        self._content = np.zeros(nbytes, np.uint8)
         numbers = 1 + learners * facts
-        self._numbers = self._content[: 8 * numbers].view(np.float64)
-        self.facts = self._numbers[1:].reshape(learners, facts)
-        self.parameters = self._content[8 * numbers :].view(np.float32)
+        self._snapshot = snapshot = _native.Snapshot(buffer.memory, 8 * numbers + 4 * count, create)
+        self.bell = bell
+        # A payload is the version, the facts, the parameters; the snapshot's versions 0 and 1 stand for its two halves.
+        starts = [snapshot.offset(half) for half in range(2)]
+        self._heads = [np.frombuffer(buffer.memory, np.float64, numbers, start) for start in starts]
+        self._parameters = [np.frombuffer(buffer.memory, np.float32, count, start + 8 * numbers) for start in starts]
+        # What the writer publishes before the parameters.
+        self._head = np.full(numbers, np.nan)
+        self.facts = self._head[1:].reshape(learners, facts)
 
     def __getstate__(self) -> tuple[int, int, int, Bell, SharedBuffer]:
         return self._state
@@ -62,23 +59,23 @@ class _Averages:
 
     @property
     def version(self) -> int:
-        """The version of what was last written or read."""
-        return int(self._numbers[_VERSION])
+        """The newest version. Any thread, any process."""
+        return self._snapshot.version - 1
 
-    def content(self) -> Average:
-        """What was last written or read."""
-        return Average(self.version, self.parameters, self.facts)
-
-    def write(self, version: int) -> None:
-        """Writer: publish `facts` and `parameters`."""
-        self._numbers[_VERSION] = version
-        self._snapshot.write(self._content)
+    def write(self, vectors: list[np.ndarray]) -> None:
+        """Writer: publish `facts` and the mean of `vectors`."""
+        self._head[0] = self._snapshot.version
+        _native.write_mean(self._snapshot, self._head, vectors)
         self.bell.ring()
 
     def read(self) -> Average:
-        """Reader: the newest average."""
-        self._seen = self._snapshot.read(self._content, self._seen)
-        return self.content()
+        """Reader: the newest average, where it lies."""
+        while True:
+            number = self._snapshot.version
+            head = self._heads[number % 2].copy()
+            if self._snapshot.holds(number):
+                is_whole = functools.partial(self._snapshot.holds, number)
+                return Average(int(head[0]), self._parameters[number % 2], head[1:].reshape(self.facts.shape), is_whole)
 
 
 class Link:
@@ -116,6 +113,9 @@ class SharedMemoryAverager:
         link.layout.require(layout)
         self._link, self._meanwhile = link, meanwhile
         self._version = -1
+        # The memory of what is handed in. Nobody else reads it from the average on until the next `hand_in`, nor at all
+        # if the average is made without this Learner.
+        self.staging = link.messages.arrays(0)["parameters"]
 
     def join(self) -> Average:
         """Take part from now on; see `Averager`."""
@@ -129,18 +129,28 @@ class SharedMemoryAverager:
 
     def average(self, parameters: np.ndarray, facts: np.ndarray) -> Average:
         """Hand in parameters and facts, and wait for the next average; see `Averager`."""
-        averages = self._link.averages
+        self.hand_in(parameters, facts)
+        return self.take()
+
+    def hand_in(self, parameters: np.ndarray, facts: np.ndarray) -> None:
+        """Hand in parameters and facts for the next average; see `OverlappedAverager`. `staging` is not copied."""
         deadline = time.monotonic() + _PATIENCE_S
         while (message := self._link.messages.reserve(_POLL_S)) is None:  # one that came too late is not taken yet
             deadline = self._waited(deadline)
-        message["parameters"][...] = parameters
+        if parameters is not self.staging:
+            message["parameters"][...] = parameters
         message["facts"][...] = facts
         message["base"][0] = self._version
         self._link.messages.publish()
+
+    def take(self) -> Average:
+        """Wait for the average after the last `hand_in`; see `OverlappedAverager`."""
+        averages = self._link.averages
+        deadline = time.monotonic() + _PATIENCE_S
         while True:
             seen = averages.bell.value()
-            if (found := averages.read()).version > self._version:
-                return self._taken(found)
+            if averages.version > self._version:
+                return self._taken(averages.read())
             deadline = self._waited(deadline)
             averages.bell.wait(seen, _POLL_S)
 
@@ -199,12 +209,10 @@ class AveragingServer:
         self._lock = threading.Lock()
         self._newest = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
+        self._awaited: list[_native.SlotQueue] = []  # of those that were here at the last look
         self._closed = self._held = False
         self._error: BaseException | None = None
-        self._sum = np.empty(min(_CHUNK, layout.count), np.float64)
-        self._averages.parameters[...] = parameters
-        self._averages.facts[...] = np.nan
-        self._averages.write(0)
+        self._averages.write([np.ascontiguousarray(parameters, np.float32)])
 
     def link(self, rank: int) -> Link:
         """Make the link of Learner `rank`, in [0, learners); an older one of that rank takes part no longer."""
@@ -255,8 +263,10 @@ class AveragingServer:
             self._newest.wait_for(lambda: self.version > seen or self._error is not None, timeout_s)
             if self._error is not None:
                 raise PearlError(f"The averaging of Learners failed: {self._error!r}.") from self._error
-            found = self._averages.content()
-            return None if found.version <= seen else Average(found.version, *(a.copy() for a in found[1:]))
+            if self.version <= seen:
+                return None
+            found = self._averages.read()
+            return Average(found.version, found.parameters.copy(), found.facts)
 
     def serve(self, timeout_s: float) -> bool:
         """Wait at most `timeout_s` for a message; average if all that are waited for have handed in."""
@@ -264,7 +274,12 @@ class AveragingServer:
         with self._lock:
             if self._averaged():
                 return True
-        self._arrivals.wait(seen, timeout_s)
+            awaited = [] if self._held else list(self._awaited)
+        if awaited:
+            # Without Python: a core that wakes for each of them is taken from one that trains.
+            _native.wait_for_all(awaited, self._arrivals.native, timeout_s)
+        else:
+            self._arrivals.wait(seen, timeout_s)
         return False
 
     def _averaged(self) -> bool:
@@ -281,6 +296,7 @@ class AveragingServer:
             else:  # it came too late for its average, and has got the newest
                 member.link.messages.release()
         here = {rank for rank, member in self._members.items() if member.is_here(now, self._spec.timeout_s)}
+        self._awaited = [self._members[rank].link.messages.native for rank in here]
         if not arrived or here - arrived.keys():
             return False
         self._name_missed(arrived)
@@ -288,8 +304,7 @@ class AveragingServer:
         facts[...] = np.nan
         for rank, handed_in in arrived.items():
             facts[rank] = handed_in["facts"]
-        mean([one["parameters"] for one in arrived.values()], self._averages.parameters, self._sum)
-        self._averages.write(self.version + 1)
+        self._averages.write([one["parameters"] for one in arrived.values()])
         for rank in arrived:
             self._members[rank].link.messages.release()
         self._newest.notify_all()
@@ -328,18 +343,3 @@ class AveragingServer:
         for rank in list(self._members):
             self.remove(rank)
         self._averages.bell.ring()
-
-
-def mean(vectors: list[np.ndarray], out: np.ndarray, scratch: np.ndarray) -> None:
-    """Write the mean of float32 `vectors` `(count,)` to `out`: added in their order in float64, rounded once.
-
-    `scratch` is float64 of any length above 0; so much is added at once.
-    """
-    for start in range(0, len(out), len(scratch)):
-        part = slice(start, start + len(scratch))
-        total = scratch[: len(out[part])]
-        total[...] = vectors[0][part]
-        for vector in vectors[1:]:
-            total += vector[part]
-        np.divide(total, len(vectors), out=total)
-        out[part] = total

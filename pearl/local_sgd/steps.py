@@ -69,7 +69,6 @@ class _FusedSteps:
 
     def set_banks(self, others: Sequence[BankBatch]) -> None:
         self._loop.set_banks(np.array([(o.mass, o.least) for o in others], np.float64).reshape(-1, 2))
-        self.refresh()  # an average may reset the optimizers
 
     def refresh(self) -> None:
         self._learner.refresh()

@@ -262,6 +262,7 @@ class LearnersExperience:
                 "count": spec.learners,
                 "average_every": spec.average_every,
                 "moments": self._learners.setup.moments,
+                "overlap": spec.overlap,
                 "averages": self._learners.averages,
                 "replaced": self._learners.restarts,
                 "gradient_steps": [one.steps for one in found],

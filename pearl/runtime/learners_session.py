@@ -89,7 +89,7 @@ class LearnersSession(Session):
             settings=self.settings,
         )
         setup = LearnerSetup(
-            AveragingSpec(spec.count, spec.average_every),
+            AveragingSpec(spec.count, spec.average_every, overlap=spec.overlap),
             make,
             functools.partial(learner, **arguments),
             self.transition,

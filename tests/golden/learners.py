@@ -81,6 +81,7 @@ LEARNERS = LearnersSpec(
     count=4,
     average_every=32,
     moments="average",
+    overlap=0,
 )
 SETTINGS: dict[str, object] = {}
 

@@ -57,6 +57,31 @@ void messages_arrive_in_order_and_whole() {
   CHECK(throws<QueueClosedError>([&] { producer.reserve(0.0); }));
 }
 
+void all_messages_are_awaited() {
+  AlignedArray<char> bell_memory(Doorbell::nbytes());
+  Doorbell bell(bell_memory.data(), bell_memory.size());
+  AlignedArray<char> memory(SlotQueue::nbytes(1, 8)), other_memory(SlotQueue::nbytes(1, 8));
+  SlotQueue first(memory.data(), memory.size(), 1, 8, true);
+  SlotQueue second(other_memory.data(), other_memory.size(), 1, 8, true);
+  first.attach_bell(&bell);
+  second.attach_bell(&bell);
+  const std::vector<const SlotQueue*> both = {&first, &second};
+  CHECK(SlotQueue::wait_for_all({}, bell, 0.0) && !SlotQueue::wait_for_all(both, bell, 0.01));
+  for (int round = 0; round < 200; ++round) {
+    std::thread one([&] { first.publish(0); }), other([&] { second.publish(0); });
+    CHECK(SlotQueue::wait_for_all(both, bell, 60.0) && first.size() == 1 && second.size() == 1);
+    one.join();
+    other.join();
+    first.release();
+    CHECK(!SlotQueue::wait_for_all(both, bell, 0.0));
+    second.release();
+  }
+  first.publish(0);
+  std::thread closing([&] { second.close(); });
+  CHECK(SlotQueue::wait_for_all(both, bell, 60.0));
+  closing.join();
+}
+
 void closing_wakes_both_sides() {
   AlignedArray<char> memory(SlotQueue::nbytes(1, 8));
   SlotQueue queue(memory.data(), memory.size(), 1, 8, true);
@@ -120,12 +145,29 @@ void readers_never_see_a_torn_payload() {
   for (auto& reader : readers) reader.join();
 }
 
+void a_payload_in_place_is_whole_until_the_version_after_the_next() {
+  const char* payloads[] = {"first...", "second..", "third..."};
+  AlignedArray<char> memory(Snapshot::nbytes(8));
+  Snapshot writer(memory.data(), memory.size(), 8, true);
+  const std::uint64_t version = writer.write(payloads[0]);
+  const char* place = memory.data() + writer.offset(version);
+  CHECK(std::memcmp(place, payloads[0], 8) == 0 && writer.holds(version));
+  writer.write(payloads[1]);
+  CHECK(std::memcmp(place, payloads[0], 8) == 0 && writer.holds(version));
+  writer.begin_write();
+  CHECK(!writer.holds(version) && writer.holds(version + 1));
+  CHECK(writer.write(payloads[2]) == version + 2);
+  CHECK(std::memcmp(place, payloads[2], 8) == 0 && !writer.holds(version) && writer.holds(version + 2));
+}
+
 }  // namespace
 
 int main() {
   messages_arrive_in_order_and_whole();
+  all_messages_are_awaited();
   closing_wakes_both_sides();
   an_unpublished_slot_is_reserved_again();
   other_layouts_are_refused();
   readers_never_see_a_torn_payload();
+  a_payload_in_place_is_whole_until_the_version_after_the_next();
 }

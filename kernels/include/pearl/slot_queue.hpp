@@ -5,8 +5,10 @@
 // successor continues from there.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "pearl/aligned.hpp"
 #include "pearl/doorbell.hpp"
@@ -122,6 +124,19 @@ class SlotQueue {
   std::size_t size() const {
     const std::uint64_t head = layout_->head.load(std::memory_order_acquire);
     return static_cast<std::size_t>(layout_->tail.load(std::memory_order_acquire) - head);
+  }
+
+  // Called from the consumer side only. Waits until each of `queues`, whose producers ring `bell`, has a message or is
+  // closed; false on timeout.
+  static bool wait_for_all(const std::vector<const SlotQueue*>& queues, Doorbell& bell, double timeout_s) {
+    const Deadline deadline(timeout_s);
+    for (;;) {
+      const std::uint32_t seen = bell.value();
+      if (std::all_of(queues.begin(), queues.end(), [](auto* queue) { return queue->size() > 0 || queue->closed(); }))
+        return true;
+      if (deadline.left() <= 0.0) return false;
+      bell.wait(seen, deadline.left());
+    }
   }
 
   // This side's publish() and close() ring the bell. Call before the queue is used.

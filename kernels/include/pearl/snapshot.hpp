@@ -52,27 +52,39 @@ class Snapshot {
 
   // Called by the one writer only. If it is killed here, the previous version stays valid.
   std::uint64_t write(const void* payload) {
+    const std::uint64_t version = begin_write();
+    put(version, 0, payload, payload_bytes_);
+    end_write(version);
+    return version;
+  }
+
+  // The same in pieces, each of which begins at a multiple of 8 bytes; together they are the whole payload. Called by
+  // the one writer only.
+  std::uint64_t begin_write() {
     const std::uint64_t version = layout_->version.load(std::memory_order_relaxed) + 1;
-    std::atomic<std::uint64_t>& sequence = layout_->sequence[version & 1];
-    sequence.store(2 * version - 1, std::memory_order_relaxed);
-    Word* words = half(version);
-    const char* bytes = static_cast<const char*>(payload);
+    layout_->sequence[version & 1].store(2 * version - 1, std::memory_order_relaxed);
+    return version;
+  }
+  void put(std::uint64_t version, std::size_t begin, const void* piece, std::size_t count) {
+    Word* words = half(version) + begin / 8;
+    const char* bytes = static_cast<const char*>(piece);
     std::size_t at = 0;
-    for (; at + 8 <= payload_bytes_; at += 8) {
+    for (; at + 8 <= count; at += 8) {
       std::uint64_t word;
       std::memcpy(&word, bytes + at, 8);
       words[at / 8].store(word, std::memory_order_release);
     }
-    if (at < payload_bytes_) {
+    if (at < count) {
       std::uint64_t word = 0;
-      std::memcpy(&word, bytes + at, payload_bytes_ - at);
+      std::memcpy(&word, bytes + at, count - at);
       words[at / 8].store(word, std::memory_order_release);
     }
-    sequence.store(2 * version, std::memory_order_release);
+  }
+  void end_write(std::uint64_t version) {
+    layout_->sequence[version & 1].store(2 * version, std::memory_order_release);
     layout_->version.store(version, std::memory_order_release);
     // Later plain stores may overtake a release store (ARM64: STLR, STR); the fence (DMB) prevents it.
     std::atomic_thread_fence(std::memory_order_release);
-    return version;
   }
 
   // Copies the newest payload out and returns its version; copies nothing and returns `seen_version` if that is the
@@ -106,14 +118,24 @@ class Snapshot {
     }
   }
 
+  // For readers that take a payload where it lies: byte offset in the buffer of `version`, which lies there whole if
+  // holds(version) is true after reading. It is overwritten by the version after the next. Any process, any thread.
+  std::size_t offset(std::uint64_t version) const {
+    return sizeof(Layout) + (version & 1) * half_bytes(payload_bytes_);
+  }
+  bool holds(std::uint64_t version) const {
+    // Later loads may not overtake those of the payload (ARM64: LDR, LDR); the fence (DMB) prevents it.
+    std::atomic_thread_fence(std::memory_order_acquire);
+    return layout_->sequence[version & 1].load(std::memory_order_relaxed) == 2 * version;
+  }
+
  private:
   // The version advances before its half is written again: so many failed reads of one version mean damage, not lapping.
   static constexpr int kMostLooks = 1 << 22;
 
   static std::size_t half_bytes(std::size_t payload_bytes) { return round_up(payload_bytes, kCacheLine); }
   Word* half(std::uint64_t version) const {
-    char* payload = reinterpret_cast<char*>(layout_ + 1);
-    return reinterpret_cast<Word*>(payload + (version & 1) * half_bytes(payload_bytes_));
+    return reinterpret_cast<Word*>(reinterpret_cast<char*>(layout_) + offset(version));
   }
 
   std::size_t payload_bytes_;
