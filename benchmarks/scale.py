@@ -3,7 +3,8 @@
 SAC with two hidden layers, on observations of 17 numbers and actions of 6. The Learners are processes with a bank of
 the replay each, and draw from full banks without waiting for transitions; "samples" are those of all batches. One
 Learner has the whole batch, L Learners have its L-th part each, and so has the one that they are compared with where
-the batch is stated to be of each. With more Learners than cores they take turns.
+the batch is stated to be of each. With more Learners than cores they take turns. With "overlap" they make so many steps
+while an average is made.
 
 The simulation (`pearl.local_sgd.simulation`) is fed with single gradient steps, measured in as many processes as there
 are Learners, and with what rounds of H = 1 between so many take beyond the slowest step. Its error is that of the
@@ -71,10 +72,10 @@ class Case:
         """In a row."""
         return f"SAC {self.width}x{self.width}"
 
-    def setup(self, learners: int, average_every: int) -> LearnerSetup:
+    def setup(self, learners: int, average_every: int, overlap: int = 0) -> LearnerSetup:
         """Learners that train without waiting for transitions."""
         return LearnerSetup(
-            AveragingSpec(learners, average_every),
+            AveragingSpec(learners, average_every, overlap=overlap),
             functools.partial(SAC, *SPACES, hidden_sizes=(self.width, self.width)),
             NativeLearner,
             transition=transition_of(SAC, *SPACES, {}),
@@ -209,16 +210,18 @@ def learner_rows(cases: tuple[Case, ...], seconds: float, repeats: int) -> Itera
             phases = phases_of(case.setup, learners, cores)
             known[case] = phases if learners == 1 else known[case]
             for every in INTERVALS:
-                setup = case.setup(learners, every)
-                rates = [steps_per_s(setup, seconds) for _ in range(repeats)]
+                rates = {
+                    overlap: [steps_per_s(case.setup(learners, every, overlap), seconds) for _ in range(repeats)]
+                    for overlap in ((0,) if learners == 1 else (0, every))
+                }
                 simulated = simulate(phases, learners, every, cores=cores)
-                errors.append(simulated.steps_per_s / float(np.median(rates)) - 1)
+                errors.append(simulated.steps_per_s / float(np.median(rates[0])) - 1)
                 what = f"{case.name}, batch {case.batch}: {learners} Learner(s), H = {every}"
-                yield Row.of(
-                    f"{what}: samples", "1/s", "higher", np.multiply(rates, share), "one Learner, H = 200",
-                    one,
-                )  # fmt: skip
-                yield Row.of(f"{what}: steps", "1/s", "higher", rates, "simulated", [simulated.steps_per_s])
+                for overlap, found in rates.items():
+                    how = f"{what}, overlap {overlap}" if overlap else what
+                    samples = np.multiply(found, share)
+                    yield Row.of(f"{how}: samples", "1/s", "higher", samples, "one Learner, H = 200", one)
+                yield Row.of(f"{what}: steps", "1/s", "higher", rates[0], "simulated", [simulated.steps_per_s])
     worst = 100 * float(np.max(np.abs(errors)))
     yield Row.of(f"largest error of the simulation over {len(errors)} points", "%", "lower", [worst])
     yield Row.of(f"median error of the simulation over {len(errors)} points", "%", "lower", 100 * np.abs(errors))

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from pearl.errors import ConfigurationError
+from pearl.spec import check_overlap
 
 Topology = Literal["server", "ring"]
 _BITS = 32  # of a parameter
@@ -104,31 +105,38 @@ def simulate(
     *,
     network: Network | None = None,
     cores: int | None = None,
-    overlapped: bool = False,
+    overlap: int = 0,
     rounds: int = 2000,
     seed: int = 0,
 ) -> Scaling:
     """Let `learners` make `rounds` times `average_every` steps, and average after each.
 
-    On one machine with `cores`, more Learners than those take turns. `overlapped`: Learners go on with the next steps
-    while an average is under way, and take it after these, one round late.
+    On one machine with `cores`, more Learners than those take turns. Learners make `overlap` steps of the next round
+    before they wait for an average (`AveragingSpec.overlap`).
     """
     for name, value in (("learners", learners), ("average_every", average_every), ("rounds", rounds)):
         if value < 1:
             raise ConfigurationError(f"{name} must be at least 1; found {value}.")
+    check_overlap(overlap, average_every)
     rng = np.random.default_rng(seed)
     turns = 1.0 if cores is None else max(1.0, learners / cores)
     average_us = phases.average_us + phases.average_us_each * learners
     if network is not None:
         average_us = network.average_us(learners)
-    sums = _sums_of(phases.step_us, average_every)
-    total = spent = waited = 0.0
+    all_steps, first_steps = _sums_of(phases.step_us, average_every), _sums_of(phases.step_us, overlap)
+    now = np.zeros(learners)  # of each Learner
+    slowest = ready = spent = waited = 0.0  # when all had handed in for the last average, and when it was there
     for _ in range(rounds):
-        rows = sums[rng.integers(len(sums), size=learners)] * turns
-        slowest = float(rows.max())
-        total += max(slowest, average_us) if overlapped else slowest + average_us
+        drawn = rng.integers(len(all_steps), size=learners)
+        rows, first = all_steps[drawn] * turns, first_steps[drawn] * turns
+        now += first
+        waited += float(np.maximum(0.0, slowest - now).mean())
+        now = np.maximum(now, ready) + (rows - first)
         spent += float(rows.mean())
-        waited += slowest - float(rows.mean())
+        slowest = float(now.max())
+        ready = slowest + average_us
+    total = slowest if overlap else ready
+    waited += float((slowest - now).mean())
     steps_per_s = learners * average_every * rounds / total * 1e6
     alone = learners / turns / float(phases.step_us.mean()) * 1e6
     return Scaling(
