@@ -291,9 +291,10 @@ def test_states_are_saved_while_one_learner_waits_for_another_and_loaded_again(t
     setup = setup_of()
     with LearnerGroup(setup, setup.make_trainer(), message_rows=64, states=tmp_path / "states") as group:
         group.wait_until_ready()
-        for rank in range(2):
-            send_to(group, rank, 60, rank)
-        until(lambda: group.server.version >= 2)  # both take part
+        send_to(group, 1, 60, 1)
+        until(lambda: group.server.version >= 1)  # Learner 1 takes part before Learner 0, which would else train alone
+        send_to(group, 0, 60, 0)
+        until(lambda: group.server.version >= 2)
         send_to(group, 0, 64, 2)  # for sixteen steps: it trains four, and then waits for the other, which has no data
         folder = group.save()
         first = [read_state(folder / str(rank)) for rank in range(2)]
