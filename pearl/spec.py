@@ -223,10 +223,11 @@ class TransitionSpec:
         obs_shape, obs_dtype = observation_space.shape, observation_space.dtype
         action_shape, action_dtype = action_space.shape, action_space.dtype
         if obs_shape is None or obs_dtype is None or action_shape is None or action_dtype is None:
-            wrapper = "gymnasium.wrappers.FlattenObservation" if obs_dtype is None else "a gymnasium.ActionWrapper"
+            what, found = ("observations", observation_space) if obs_dtype is None else ("actions", action_space)
+            kind = "Observation" if obs_dtype is None else "Action"
             raise ConfigurationError(
-                f"Transitions need array spaces; found observations {observation_space} and actions {action_space}. "
-                f"Wrap the environment, for example with {wrapper}."
+                f"Transitions need {what} that are arrays: Box, Discrete, MultiDiscrete or MultiBinary; found {found}. "
+                f"Offer one of these by a gymnasium.{kind}Wrapper, in set_wrappers([...])."
             )
         obs_name = "uint8" if obs_dtype == np.uint8 else "float32"
         action_name = "int64" if np.issubdtype(action_dtype, np.integer) else "float32"

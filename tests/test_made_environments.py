@@ -374,13 +374,15 @@ def test_action_masks_that_a_trainer_does_not_use_are_named() -> None:
         collect(setup_of("Masked-v0", DQN, envs_per_actor=2), 1)
 
 
-def test_observations_without_a_fixed_size_are_named() -> None:
+@pytest.mark.parametrize("kind", [spaces.Sequence(spaces.Discrete(3)), spaces.Text(5)])
+def test_observations_that_are_no_numbers_are_named(kind: gym.Space[Any]) -> None:
     class Words(gym.Env[Any, Any]):
-        observation_space = spaces.Sequence(spaces.Discrete(3))
+        observation_space: gym.Space[Any] = spaces.Dict(words=spaces.Tuple((spaces.Discrete(2), kind)))
         action_space = spaces.Discrete(2)
 
     gym.register("Words-v0", Words)
-    with pytest.raises(EnvError, match=r"Observations Sequence\(.* have no fixed size.*set_wrappers"):
+    name = re.escape(str(kind))
+    with pytest.raises(EnvError, match=rf"may be Box, MultiBinary,.* found {name} in Dict\(.*set_wrappers"):
         probe(ActorSpec("Words-v0"))
 
 

@@ -37,7 +37,7 @@ from composer.spec_file import load_spec
 from pearl.actors.actor import ActorSetup
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.rollout_actor import RolloutActor
-from pearl.algorithms import A2C, DQN, PPO, make_trainer
+from pearl.algorithms import A2C, DQN, PPO, RecurrentPPO, make_trainer
 from pearl.backends.sycl.device import sycl_availability
 from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.errors import ConfigurationError, EnvError, GenerationError, PlacementError, TrainerError
@@ -469,6 +469,23 @@ def composer_of(folder: Path, calibration: Path | None = None, **rollout: Any) -
     composer.set_train_function(learner=TinyPPO)
     composer.set_rollout(**rollout)
     return composer
+
+
+@pytest.mark.parametrize(
+    ("trainer", "forced", "reason"),
+    [
+        (TinyPPO, "sycl", "rollouts, which native and torch Learners take"),
+        (RecurrentPPO, "native", "recurrent networks, which train and act in torch"),
+    ],
+)
+def test_a_forced_learner_that_cannot_train_it_is_refused(
+    tmp_path: Path, trainer: type, forced: str, reason: str
+) -> None:
+    composer = composer_of(tmp_path, horizon=128)
+    composer.set_train_function(trainer, implementation=forced)
+    message = rf"The {forced} Learner cannot train {trainer.__name__} \(unsupported: {reason}\)"
+    with pytest.raises(TrainerError, match=message):
+        composer.check()
 
 
 @pytest.fixture(scope="module")

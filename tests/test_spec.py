@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import gymnasium as gym
@@ -187,19 +188,20 @@ def test_columns_follow_the_spaces(
 @pytest.mark.parametrize(
     ("observations", "actions", "wrapper"),
     [
-        (spaces.Dict({"a": FLAT}), spaces.Discrete(2), "FlattenObservation"),
-        (spaces.Tuple((FLAT, FLAT)), spaces.Discrete(2), "FlattenObservation"),
+        (spaces.Dict({"a": FLAT}), spaces.Discrete(2), "gymnasium.ObservationWrapper"),
+        (spaces.Tuple((FLAT, FLAT)), spaces.Discrete(2), "gymnasium.ObservationWrapper"),
         (FLAT, spaces.Tuple((FLAT, spaces.Discrete(2))), "ActionWrapper"),
     ],
 )
 def test_spaces_that_are_no_arrays_are_refused_with_a_way_out(
     observations: gym.Space[Any], actions: gym.Space[Any], wrapper: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match="need array spaces") as error:
+    strange = observations if observations.shape is None else actions
+    message = (
+        rf"that are arrays: Box, Discrete, MultiDiscrete or MultiBinary; found {re.escape(str(strange))}.*{wrapper}"
+    )
+    with pytest.raises(ConfigurationError, match=message):
         TransitionSpec.from_spaces(observations, actions)
-    assert str(observations) in str(error.value)
-    assert str(actions) in str(error.value)
-    assert wrapper in str(error.value)
 
 
 def test_bytes_of_a_transition() -> None:

@@ -15,6 +15,7 @@ from composer.on_policy.problem import RolloutProblem
 from pearl.actors.environment import check_evaluation_env, probe
 from pearl.algorithms.on_policy import OnPolicyTrainer, rollout_transition
 from pearl.algorithms.trainer import Trainer, make_trainer
+from pearl.backends import AUTO, backends
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.spec import ActorSpec, ReplaySpec, RolloutSpec, TrainSpec, check_minibatches
 
@@ -69,6 +70,22 @@ def refuse_replay_settings(
         )
 
 
+def _check_supports(trainer: OnPolicyTrainer, forced: str) -> None:
+    """Raise TrainerError if a forced implementation of the Learner cannot train the trainer."""
+    if forced == AUTO:
+        return
+    known = {name: made for backend in backends() for name, made in backend.rollout_learners.items()}
+    trains = forced in known
+    reason = (
+        known[forced].supports(trainer) if trains else f"rollouts, which {' and '.join(sorted(known))} Learners take"
+    )
+    if reason is not None:
+        raise TrainerError(
+            f"The {forced} Learner cannot train {type(trainer).__name__} (unsupported: {reason}). Leave "
+            f"implementation={forced!r} out: then the fastest Learner that can train it is taken."
+        )
+
+
 def rollout_problem(
     trainer_class: type,
     settings: Mapping[str, Any],
@@ -90,6 +107,7 @@ def rollout_problem(
         raise TrainerError(
             f"{trainer_class.__name__} must derive from pearl.algorithms.OnPolicyTrainer to learn from rollouts."
         )
+    _check_supports(trainer, implementation)
     if inputs := trainer.describe_inputs():
         say(inputs)
     names = [f.name for f in dataclasses.fields(RolloutSpec)]

@@ -25,11 +25,12 @@ def prepared_space(space: gym.Space[Any]) -> gym.Space[Any]:
     """The space of prepared observations; EnvError for a space that has no array of fixed size."""
     if not is_prepared(space):
         return space
-    if not space.is_np_flattenable:
+    if (strange := _strange_part(space)) is not None:
+        inside = "" if strange is space else f" in {space}"
         raise EnvError(
-            f"Observations {space} have no fixed size, so that they cannot become one array. Give a wrapper that makes "
-            "arrays of them with set_wrappers([...]), such as a class of yours derived from "
-            "gymnasium.ObservationWrapper."
+            f"Observations may be Box, MultiBinary, Discrete, MultiDiscrete, and Dict or Tuple of these; found "
+            f"{strange}{inside}. Give a wrapper that makes arrays of them with set_wrappers([...]), such as a class of "
+            "yours derived from gymnasium.ObservationWrapper."
         )
     return spaces.flatten_space(space)
 
@@ -130,7 +131,7 @@ def preparation(space: gym.Space[Any]) -> str:
     if is_prepared(space):
         done = "encoded as one-hot vectors" if isinstance(space, _ONE_HOT) else "flattened"
         inside = " (numbers of Discrete parts as one-hot vectors)" if _has_numbers(space) else ""
-        size = spaces.flatdim(space) if space.is_np_flattenable else 0
+        size = 0 if _strange_part(space) is not None else spaces.flatdim(space)
         return f"Observations {space} are {done}{inside}: {size:,} numbers in a row."
     if space.dtype is not None and space.dtype not in (np.float32, np.uint8) and isinstance(space, spaces.Box):
         return f"Observations of {space.dtype} are converted to float32 once, in the Actors."
@@ -206,6 +207,16 @@ def one_of(obs: Any, env: int) -> Any:
 def is_prepared(space: gym.Space[Any]) -> bool:
     """Whether observations of `space` become other arrays: flattened, or one-hot vectors."""
     return space.shape is None or isinstance(space, (spaces.MultiBinary, *_ONE_HOT, *_NESTED))
+
+
+def _strange_part(space: gym.Space[Any]) -> gym.Space[Any] | None:
+    """A part, or the space itself, that has no array of fixed size whose numbers mean something; None if all have."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        inside = space.values() if isinstance(space, spaces.Dict) else space
+        return next((found for part in inside if (found := _strange_part(part)) is not None), None)
+    return (
+        None if isinstance(space, spaces.Box | spaces.MultiBinary | spaces.Discrete | spaces.MultiDiscrete) else space
+    )
 
 
 def _has_numbers(space: gym.Space[Any]) -> bool:
