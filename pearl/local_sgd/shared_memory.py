@@ -65,6 +65,22 @@ class _Averages:
         """The version of what was last written or read."""
         return int(self._numbers[_VERSION])
 
+    def other(self) -> _Averages:
+        """The same averages for another thread of this process, which has read nothing yet."""
+        made = _Averages.__new__(_Averages)
+        made._attach(*self._state, create=False)
+        return made
+
+    def content_bytes(self) -> np.ndarray:
+        """What was last written or read, as bytes for `write_content` of another process."""
+        return self._content
+
+    def write_content(self, content: np.ndarray) -> None:
+        """Writer: publish what was read elsewhere."""
+        self._content[...] = content
+        self._snapshot.write(self._content)
+        self.bell.ring()
+
     def content(self) -> Average:
         """What was last written or read."""
         return Average(self.version, self.parameters, self.facts)
@@ -99,11 +115,39 @@ class Link:
         # Single words, each with one writer.
         self.words = np.frombuffer(buffer.memory, np.int64, 2)
 
+    @property
+    def facts(self) -> int:
+        """Numbers that the Learner says with its parameters."""
+        return int(self.averages.facts.shape[1])
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether the Learner takes part."""
+        return bool(self.words[_JOINED])
+
     def __getstate__(self) -> tuple[int, ParameterLayout, ColumnQueue, _Averages, SharedBuffer]:
         return self.rank, self.layout, self.messages, self.averages, self._buffer
 
     def __setstate__(self, state: tuple[int, ParameterLayout, ColumnQueue, _Averages, SharedBuffer]) -> None:
         self._attach(*state)
+
+
+def distant_link(rank: int, layout: ParameterLayout, learners: int, facts: int, bell: Bell) -> tuple[Link, _Averages]:
+    """A link for a Learner far from the server, and the averages for the thread that writes what comes from there.
+
+    Someone carries its messages, at which `bell` rings, to a link of the server, and `words` too (`pearl.remote`).
+    """
+    averages = _Averages(learners, layout.count, facts, Bell())
+    return Link(rank, layout, _messages(layout, facts, bell), averages.other()), averages
+
+
+def _messages(layout: ParameterLayout, facts: int, bell: Bell) -> ColumnQueue:
+    fields = [
+        FieldSpec("parameters", (layout.count,), "float32"),
+        FieldSpec("facts", (facts,), "float64"),
+        FieldSpec("base", (1,), "int64"),
+    ]
+    return ColumnQueue(fields, 1, bell)
 
 
 class SharedMemoryAverager:
@@ -210,12 +254,7 @@ class AveragingServer:
         """Make the link of Learner `rank`, in [0, learners); an older one of that rank takes part no longer."""
         if not 0 <= rank < self._spec.learners:
             raise PearlError(f"rank must lie in [0, {self._spec.learners}); found {rank}.")
-        fields = [
-            FieldSpec("parameters", (self._layout.count,), "float32"),
-            FieldSpec("facts", (self._facts,), "float64"),
-            FieldSpec("base", (1,), "int64"),
-        ]
-        link = Link(rank, self._layout, ColumnQueue(fields, 1, self._arrivals), self._averages)
+        link = Link(rank, self._layout, _messages(self._layout, self._facts, self._arrivals), self._averages)
         self.remove(rank)
         with self._lock:
             self._members[rank] = _Member(link)

@@ -1,0 +1,256 @@
+"""Learners with their banks on the nodes of a Ray cluster, and what is left when one of these is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from programs import children
+
+from pearl.algorithms import DQN
+from pearl.algorithms.trainer import transition_of
+from pearl.backends.cpu.learner import NativeLearner
+from pearl.errors import ClusterError, LearnerError
+from pearl.local_sgd.averaging import Average, AveragingSpec
+from pearl.local_sgd.group import LearnerGroup
+from pearl.local_sgd.local_learner import LearnerSetup
+from pearl.local_sgd.state_files import read_state
+from pearl.remote.bridge import Needs
+from pearl.remote.group import RayBridge, RemoteLearners
+from pearl.spec import ReplaySpec
+
+ray = pytest.importorskip("ray", reason="needs the extra ray")
+
+PATIENCE_S = 120.0  # a cluster begins within seconds on a quiet machine
+GOES_ON_S = 2.0  # the others without a Learner that is lost
+ROWS = 32
+
+
+def make_trainer(seed: int, **settings: Any) -> DQN:
+    env = gym.make("CartPole-v1")
+    return DQN(env.observation_space, env.action_space, seed=seed, **{"hidden_sizes": (16,), **settings})
+
+
+def make_other_trainer(seed: int) -> DQN:
+    """On a node, one with other networks than on the host."""
+    return make_trainer(seed, hidden_sizes=(16,) if seed == 0 else (8, 8))
+
+
+class Run:
+    """Two remote Learners, and what a host has of a run."""
+
+    def __init__(self, address: str, states: Path, learners: int = 2, make: Any = make_trainer, **options: Any) -> None:
+        env = gym.make("CartPole-v1")
+        setup = LearnerSetup(
+            AveragingSpec(learners, average_every=4),
+            make,
+            NativeLearner,
+            transition_of(DQN, env.observation_space, env.action_space, {}),
+            ReplaySpec(1000 * learners),
+            batch_size=16 * learners,
+            replay_ratio=np.inf,
+            learning_starts=ROWS * learners,
+        )
+        self.rng = np.random.default_rng(0)
+        self.trainer = make(seed=0)
+        self.bridge = RayBridge(address, Needs(learners=learners))
+        start = RemoteLearners(self.bridge)
+        self.group = LearnerGroup(setup, self.trainer, message_rows=ROWS, states=states, start=start, **options)
+        self.group.launch()
+        self.columns = {
+            field.name: self.rng.standard_normal((ROWS, *field.shape)).astype(field.dtype)
+            for field in setup.transition.fields
+        }
+        self.columns["action"][...] = self.rng.integers(2, size=self.columns["action"].shape)
+        self.sent = 0
+
+    def step(self) -> None:
+        """What a host's loop does."""
+        self.group.check()
+        if self.group.wants_data:
+            self.group.insert(self.columns, ROWS, 0.4)
+            self.sent += ROWS
+        time.sleep(0.005)
+
+    def until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline, "not met in time"
+            self.step()
+
+    @property
+    def version(self) -> int:
+        return self.group.server.version
+
+    def newest(self) -> Average:
+        found = self.group.server.newest()
+        assert found is not None
+        return found
+
+    def until_members(self, *members: bool) -> None:
+        """Until an average is one of these Learners, and 20 more were made."""
+        self.until(lambda: tuple(self.newest().members) == members)
+        version = self.version
+        self.until(lambda: self.version >= version + 20)
+
+    def longest_gap_s(self, condition: Callable[[], object]) -> float:
+        """The longest time between two averages until `condition()`, and the first average after it."""
+        longest, version, at, is_met = 0.0, self.version, time.monotonic(), False
+        deadline = at + PATIENCE_S
+        while not is_met or self.version == version:
+            now = time.monotonic()
+            assert now < deadline, "not met in time"
+            if self.version > version:
+                version, at = self.version, now
+            longest, is_met = max(longest, now - at), is_met or bool(condition())
+            self.step()
+        return longest
+
+    def close(self) -> None:
+        self.group.kill()
+        self.bridge.close()
+
+
+@contextlib.contextmanager
+def running(address: str, states: Path, **options: Any) -> Iterator[Run]:
+    made = Run(address, states, **options)
+    try:
+        made.group.wait_until_ready()
+        yield made
+    finally:
+        made.close()
+
+
+def test_remote_learners_average_save_and_are_replaced(tmp_path: Path) -> None:
+    with running("local", tmp_path / "states") as run:
+        assert run.bridge.pid != os.getpid()
+        run.until_members(True, True)
+        assert run.newest().version == run.version
+
+        # All that was sent is in the states.
+        folder = run.group.save()
+        states = [read_state(folder / str(rank)) for rank in range(2)]
+        assert all(state is not None for state in states)
+        assert sum(int(scalars["inserted"]) for _, scalars in states) == run.sent  # type: ignore[misc]
+        rows = np.concatenate([arrays["storage/obs"] for arrays, _ in states])  # type: ignore[misc]
+        assert {row.tobytes() for row in rows} <= {row.tobytes() for row in run.columns["obs"]}
+
+        # Killed: the other goes on from the last average, and a replacement joins.
+        run.until_members(True, True)
+        pid = run.group.pids[1]
+        assert pid not in (0, os.getpid())
+        os.kill(pid, signal.SIGKILL)
+        assert run.longest_gap_s(lambda: run.group.restarts) < GOES_ON_S
+        assert run.group.lost_transitions > 0
+        run.until_members(True, True)
+        assert run.group.pids[1] not in (0, pid)
+
+        run.group.stop()
+        versions = [progress.version for progress in run.group.progress]
+        assert max(versions) == run.version
+        assert run.group.load_newest() is not None
+    with pytest.raises(ClusterError, match="connection to Ray is lost"):
+        run.bridge.check()
+
+
+# --- clusters of several nodes --------------------------------------------------------------------------------------
+
+
+class Nodes:
+    """A head without room for Learners, and nodes with room for one each."""
+
+    def __init__(self, count: int) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(count)]
+
+    @property
+    def address(self) -> str:
+        return str(self.cluster.address)
+
+    def of(self, pid: int) -> Any:
+        """The node on which a worker runs."""
+        return next(node for node in self.nodes if pid in self.tree(node))
+
+    def raylet(self, node: Any) -> int:
+        return int(node.all_processes["raylet"][0].process.pid)
+
+    def tree(self, node: Any) -> list[int]:
+        """The raylet of a node, and the processes that it started."""
+        found, first = [], [self.raylet(node)]
+        while first:
+            found += first
+            first = [child for parent in first for child in children(parent)]
+        return found
+
+    def signal(self, node: Any, number: int) -> None:
+        for pid in self.tree(node):
+            os.kill(pid, number)
+
+    def kill(self, node: Any) -> None:
+        self.cluster.remove_node(node, allow_graceful=False)
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Nodes]]:
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "5")  # without the head, not a minute
+    monkeypatch.setenv("RAY_health_check_period_ms", "1000")
+    monkeypatch.setenv("RAY_health_check_timeout_ms", "3000")
+    made: list[Nodes] = []
+
+    def make(count: int) -> Nodes:
+        made.append(Nodes(count))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for one in made:
+            one.cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_a_learner_of_a_node_that_dies_goes_on_on_another(nodes: Callable[[int], Nodes], tmp_path: Path) -> None:
+    cluster = nodes(3)
+    with running(cluster.address, tmp_path / "states") as run:
+        run.until_members(True, True)
+        dead = cluster.of(run.group.pids[0])
+        assert dead is not cluster.of(run.group.pids[1]), "they are spread over the nodes"
+        cluster.kill(dead)
+        assert run.longest_gap_s(lambda: run.group.restarts) < GOES_ON_S
+        run.until_members(True, True)
+        assert run.group.restarts == 1
+
+        # Without the head there is no cluster: said once, and how to go on.
+        cluster.kill(cluster.cluster.head_node)
+        with pytest.raises((ClusterError, LearnerError), match=r"connection to Ray is lost|died 3 times"):
+            run.until(lambda: False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lasts", [False, True])
+def test_nobody_waits_for_a_node_that_is_frozen(nodes: Callable[[int], Nodes], tmp_path: Path, lasts: bool) -> None:
+    cluster = nodes(3)
+    with running(cluster.address, tmp_path / "states") as run:
+        run.until_members(True, True)
+        frozen = cluster.of(run.group.pids[1])
+        cluster.signal(frozen, signal.SIGSTOP)
+        try:
+            # In the end the cluster takes it for dead, and the Learner is replaced on the third node.
+            until = time.monotonic() + 4.0
+            gap_s = run.longest_gap_s(lambda: run.group.restarts if lasts else time.monotonic() > until)
+            assert gap_s < GOES_ON_S
+            assert run.group.restarts == lasts
+        finally:
+            cluster.signal(frozen, signal.SIGCONT)
+        run.until_members(True, True)
+        assert run.group.restarts == lasts, "one that wakes in time goes on"
