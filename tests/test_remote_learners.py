@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -12,8 +13,10 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import programs
 import pytest
-from programs import children
+from programs import children, make_program, run, summary
+from test_learners_program import has_trained
 
 from pearl.algorithms import DQN
 from pearl.algorithms.trainer import transition_of
@@ -254,3 +257,74 @@ def test_nobody_waits_for_a_node_that_is_frozen(nodes: Callable[[int], Nodes], t
             cluster.signal(frozen, signal.SIGCONT)
         run.until_members(True, True)
         assert run.group.restarts == lasts, "one that wakes in time goes on"
+
+
+# --- programs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory, quick_profiles: None) -> Path:
+    return make_program(
+        tmp_path_factory.mktemp("programs"),
+        trainer=DQN,
+        settings={"hidden_sizes": (16,), "n_step": 1},
+        training={"batch_size": 16, "replay_ratio": 2.0, "learning_starts": 100},
+        learners={"count": 2, "average_every": 4},
+    )
+
+
+QUIET = ("--eval-episodes", "0", "--plain")
+
+
+def newest_counters(run_dir: Path) -> dict[str, Any]:
+    newest = max((run_dir / "checkpoints").glob("checkpoint-*"))
+    found: dict[str, Any] = json.loads((newest / "manifest.json").read_text())["counters"]
+    return found
+
+
+@pytest.mark.slow
+def test_a_program_trains_on_ray_saves_the_banks_and_goes_on_without(program: Path, tmp_path: Path) -> None:
+    arguments = (*QUIET, "--run-dir", str(tmp_path))
+    code, output = run(program, "--ray", "--timesteps", "3000", "--checkpoint-interval", "1500", *arguments)
+    assert code == 0, output
+    found = summary(tmp_path)
+    assert (found["learners"]["replaced"], found["learners"]["lost_transitions"]) == (0, 0), output
+    assert found["gradient_steps"] > 100
+    assert found["replay_ratio"] == pytest.approx(2.0, rel=0.25)
+    counters = newest_counters(tmp_path)
+    rows = [counters[f"learner-{rank}/storage/inserted"] for rank in range(2)]
+    assert sum(rows) == counters["stored"] == counters["env_steps"]
+    code, output = run(program, "--resume", "--timesteps", "4000", *arguments)
+    assert code == 0, output
+    code, output = run(program, "--resume", "--ray", "--timesteps", "5000", *arguments)
+    assert code == 0, output
+    resumed = newest_counters(tmp_path)
+    assert sum(resumed[f"learner-{rank}/storage/inserted"] for rank in range(2)) == resumed["env_steps"] >= 5000
+    code, output = run(program, "--ray", "127.0.0.1:1", *arguments)
+    assert code == 1
+    assert "no Ray cluster answers there" in output
+
+
+@pytest.mark.slow
+def test_a_program_that_loses_its_cluster_saves_the_average_and_goes_on_elsewhere(
+    nodes: Callable[[int], Nodes], program: Path, tmp_path: Path
+) -> None:
+    cluster = nodes(3)
+    arguments = (*QUIET, "--run-dir", str(tmp_path))
+    with programs.running(program, "--ray", cluster.address, "--timesteps", "5000000", *arguments) as started:
+        started.until(lambda: has_trained(tmp_path), PATIENCE_S)
+        cluster.kill(cluster.cluster.head_node)
+        assert started.wait(PATIENCE_S) == 1, started.output
+        assert "Traceback" not in started.output, started.output
+        assert "--resume" in started.output
+        assert "without Learner 0, 1: its transitions" in started.output
+    counters = newest_counters(tmp_path)
+    assert counters["gradient_steps"] > 0
+    assert not any(name.startswith("learner-") for name in counters)
+    code, output = run(program, "--resume", "--ray", cluster.address, *arguments)
+    assert code == 1
+    assert "no Ray cluster answers there" in output
+    timesteps = str(counters["env_steps"] + 2000)
+    code, output = run(program, "--resume", "--ray", "--timesteps", timesteps, *arguments)
+    assert code == 0, output
+    assert newest_counters(tmp_path)["gradient_steps"] > counters["gradient_steps"]

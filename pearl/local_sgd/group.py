@@ -330,9 +330,9 @@ class LearnerGroup:
             assert self._states is not None
             self._begin_saving(self._states)
         for running in self._running:
-            running.commands.stops = at_once
             if saves:
                 running.commands.save = self._saves
+            running.commands.stops = at_once  # after `save`: who sees it saves before the end
             running.transitions.close()
         deadline = time.monotonic() + timeout_s
         for rank, running in enumerate(self._running):

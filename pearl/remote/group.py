@@ -18,7 +18,7 @@ from pearl.local_sgd.local_learner import LearnerSetup, ProcessSetup
 from pearl.remote.actor_relay import ActorLine, ActorLines
 from pearl.remote.actor_worker import ActorWork
 from pearl.remote.bridge import Needs, RemoteWords, run_bridge
-from pearl.remote.learner_relay import LearnerLine, slots_of
+from pearl.remote.learner_relay import LearnerLine, messages_ahead
 from pearl.remote.learner_worker import LearnerWork
 from pearl.remote.node import Package
 from pearl.runtime.queues import DataCollectionQueue
@@ -177,7 +177,7 @@ class RemoteLearners:
             shared.link.layout,
             shared.link.facts,
             queue.rows,
-            slots_of(queue.message_bytes) + queue.slots,
+            messages_ahead(setup, queue) + queue.slots,
         )
         self._bridge.send(LearnerLine(name, work, shared, words, self._threads))
         return RemoteProcess(self._bridge, name, words, 1)

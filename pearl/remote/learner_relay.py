@@ -5,6 +5,7 @@ Three threads for each: news come in, averages and transitions go out.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pearl.errors import QueueClosedError
-from pearl.local_sgd.local_learner import BETA, PROGRESS, ProcessSetup
+from pearl.local_sgd.local_learner import BETA, PROGRESS, LearnerSetup, ProcessSetup, TransitionQueue
 from pearl.remote.bridge import PLACED_S, POLL_S, Bridge, EndedError, Relay, RemoteWords
 from pearl.remote.learner_worker import (
     PIECE_BYTES,
@@ -31,7 +32,7 @@ from pearl.remote.learner_worker import (
 _AHEAD = 2  # calls for news under way: one waits on the node while the answer of the other travels
 _MOST_BYTES = 1 << 20  # of transitions in a message, about
 _LONGEST_S = 0.05  # of the wait for more transitions
-_QUEUE_BYTES, _MOST_MESSAGES = 2 << 20, 32  # of transitions that wait on the node
+_QUEUE_BYTES, _FEWEST_MESSAGES = 16 << 20, 4  # of transitions that wait on the node
 _UNJOINED_S = 0.05  # between averages for a Learner that takes no part yet
 _GROUPS = {"news": 1, "averages": 1, "transitions": 1}
 _NUMBER = 1  # a line has one process: its replacement gets a line of its own
@@ -52,9 +53,14 @@ class LearnerLine:
         return [_LearnerRelay(bridge, self)]
 
 
-def slots_of(message_bytes: int) -> int:
-    """Messages of transitions that may wait on a node."""
-    return int(np.clip(-(-_QUEUE_BYTES // max(1, message_bytes)), 2, _MOST_MESSAGES))
+def messages_ahead(setup: LearnerSetup, queue: TransitionQueue) -> int:
+    """Messages of transitions that may be on the way to a Learner or wait there: what it takes between two averages.
+
+    More would only be trained on later. Those of few Actors have a part of the rows that there is room for.
+    """
+    rows = setup.spec.average_every * setup.share / setup.replay_ratio
+    wanted = math.ceil(setup.spec.learners * rows / queue.rows) + 2
+    return int(np.clip(wanted, _FEWEST_MESSAGES, max(_FEWEST_MESSAGES, _QUEUE_BYTES // queue.message_bytes)))
 
 
 class _LearnerRelay(Relay):
@@ -68,7 +74,7 @@ class _LearnerRelay(Relay):
         self._is_served = True
         self._is_open = True
         # Beyond these, the node has room for what waits here when the run ends.
-        self._credits = line.work.slots - line.shared.transitions.slots
+        self._ahead = line.work.slots - line.shared.transitions.slots
 
     def run(self) -> None:
         report = self._shared.report
@@ -212,14 +218,19 @@ class _LearnerRelay(Relay):
     def _send_transitions(self) -> None:
         sent = Orders()
         while self._is_served and not sent.is_last:
-            # Read the orders first: they concern all that was queued before.
-            commands = self._shared.commands
-            orders = Orders(commands.save, commands.is_held, commands.stops)
+            # Read the orders before the queue, since they concern all that is there by then.
+            orders = self._orders()
             transitions = self._collected(all_of_it=orders.save != sent.save or orders.stops)
-            orders = replace(orders, is_last=not self._is_open)
+            if not self._is_open:
+                orders = replace(self._orders(), is_last=True)  # the host closes the queue after its last orders
             if transitions is not None or orders != sent:
                 self._call("give", transitions, orders, group="transitions")
                 sent = orders
+
+    def _orders(self) -> Orders:
+        commands = self._shared.commands
+        stops = commands.stops  # before `save`, which the host writes first
+        return Orders(commands.save, commands.is_held, stops)
 
     def _collected(self, *, all_of_it: bool) -> Transitions | None:
         """What waits here, up to a megabyte or for 50 ms; without a limit if `all_of_it`."""
@@ -260,7 +271,7 @@ class _LearnerRelay(Relay):
     def _has_room(self) -> bool:
         """Whether the node has room for another message."""
         self._room.clear()
-        return self._sent - self._taken < self._credits
+        return self._sent - self._taken < self._ahead
 
     # --- states -----------------------------------------------------------------------------------------------------
 

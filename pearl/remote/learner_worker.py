@@ -140,7 +140,6 @@ class RemoteLearner:
         self._link, self._averages = distant_link(work.rank, work.layout, setup.spec.learners, work.facts, self._bell)
         self._averages.write_content(average)
         self._transitions = transition_queue(setup.transition, work.rows, work.slots)
-        self._slots = work.slots
         self._commands = Commands()
         shared = ProcessSetup(
             work.rank,
@@ -179,8 +178,8 @@ class RemoteLearner:
         if transitions is not None:
             self._queue(transitions)
         self._commands.is_held = orders.is_held
-        self._commands.stops = orders.stops
         self._commands.save = orders.save
+        self._commands.stops = orders.stops  # after `save`: who sees it saves before the end
         if orders.is_last:
             self._transitions.close()
 
@@ -215,7 +214,7 @@ class RemoteLearner:
 
     def _has_news(self) -> bool:
         is_ready, saved, taken = self._told
-        if self._report.is_ready != is_ready or self._saved != saved or self._taken - taken >= self._slots // 4:
+        if self._report.is_ready != is_ready or self._saved != saved or self._taken > taken:
             return True
         return self._link.messages.peek() is not None
 
