@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
+import random
+import shutil
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,6 +41,7 @@ ray = pytest.importorskip("ray", reason="needs the extra ray")
 PATIENCE_S = 120.0  # a cluster begins within seconds on a quiet machine
 GOES_ON_S = 2.0  # the others without a Learner that is lost
 ROWS = 32
+ROUNDS = int(os.environ.get("PEARL_KILLS", "10"))
 
 
 def make_trainer(seed: int, **settings: Any) -> DQN:
@@ -45,6 +52,13 @@ def make_trainer(seed: int, **settings: Any) -> DQN:
 def make_other_trainer(seed: int) -> DQN:
     """On a node, one with other networks than on the host."""
     return make_trainer(seed, hidden_sizes=(16,) if seed == 0 else (8, 8))
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "not met in time"
+        time.sleep(0.02)
 
 
 class Run:
@@ -176,6 +190,9 @@ class Nodes:
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(count)]
 
+    def add(self) -> None:
+        self.nodes.append(self.cluster.add_node(num_cpus=1))
+
     @property
     def address(self) -> str:
         return str(self.cluster.address)
@@ -257,6 +274,173 @@ def test_nobody_waits_for_a_node_that_is_frozen(nodes: Callable[[int], Nodes], t
             cluster.signal(frozen, signal.SIGCONT)
         run.until_members(True, True)
         assert run.group.restarts == lasts, "one that wakes in time goes on"
+
+
+@pytest.mark.slow
+def test_a_cluster_that_shrinks_goes_on_and_takes_a_new_node(nodes: Callable[[int], Nodes], tmp_path: Path) -> None:
+    cluster = nodes(1)
+    bridge = RayBridge(cluster.address, Needs(learners=2))
+    with pytest.raises(ClusterError, match="2 Learners need 2 CPUs in the Ray cluster, one each; found 1"):
+        until(lambda: bridge.check())
+    bridge.close()
+    cluster.add()
+    with running(cluster.address, tmp_path / "states") as run:
+        run.until_members(True, True)
+        cluster.kill(cluster.of(run.group.pids[1]))
+        run.until(lambda: run.group.restarts)
+        version = run.version
+        run.until(lambda: run.version > version + 100)
+        assert run.group.pids[1] == 0, "no node has room for it"
+        cluster.add()
+        run.until_members(True, True)  # the dead node may be offered once more before Ray knows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "named"),
+    [
+        ("test_remote_learners", r"Parameter 0 must be 'q.0.weight' of shape \(16, 4\); found .* of shape \(8, 4\)"),
+        ("module_of_the_host", r"does not have the module 'module_of_the_host' of the program: have the nodes share"),
+    ],
+)
+def test_learners_that_nodes_cannot_make_are_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, named: str
+) -> None:
+    file = tmp_path / "module_of_the_host.py"
+    file.write_text(
+        "from test_remote_learners import make_trainer\n\n\ndef make_other_trainer(seed):\n"
+        "    return make_trainer(seed)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    make = importlib.import_module(module).make_other_trainer
+    shutil.rmtree(tmp_path)  # as if it were not on the nodes
+    tmp_path.mkdir()
+    made = Run("local", tmp_path / "states", make=make)
+    try:
+        with pytest.raises(LearnerError, match=rf"(?s)died 3 times.*{named}"):
+            made.group.wait_until_ready()
+    finally:
+        made.close()
+
+
+@pytest.mark.slow
+def test_learners_that_are_killed_again_and_again_hang_nothing(nodes: Callable[[int], Nodes], tmp_path: Path) -> None:
+    cluster, rng = nodes(2), random.Random(0)
+    with running(cluster.address, tmp_path / "states", most_deaths=1000) as run:
+        for _ in range(ROUNDS):
+            run.until(lambda: run.newest().members.all())
+            rank, pause = rng.randrange(2), time.monotonic() + rng.uniform(0.0, 0.3)
+            run.until(lambda pause=pause: time.monotonic() > pause)
+            restarts = run.group.restarts
+            os.kill(run.group.pids[rank], signal.SIGKILL)
+            if rng.random() < 0.5:  # while a state is asked for
+                run.group.save()
+            assert run.longest_gap_s(lambda restarts=restarts: run.group.restarts > restarts) < GOES_ON_S
+        run.until_members(True, True)
+        assert run.group.restarts == ROUNDS
+        run.group.stop()
+
+
+class Network:
+    """A head in this network namespace, and two nodes in namespaces of their own, each on its cable to a switch."""
+
+    SUBNET, PORT = "10.77.0", 6999
+
+    def __init__(self) -> None:
+        self._name = f"pearl{os.getpid() % 10000}"
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        self._ip(f"link add {self._name} type bridge")
+        self._ip(f"addr add {self.SUBNET}.1/24 dev {self._name}")
+        self._ip(f"link set {self._name} up")
+        self._ray([], "--head", f"--port={self.PORT}", "--num-cpus=0", "--include-dashboard=false", node=1)
+        until(self._head_answers)
+        for node in (2, 3):
+            space, cable = self._space(node), self._cable(node)
+            self._ip(f"netns add {space}")
+            self._ip(f"link add {cable} type veth peer name eth0 netns {space}")
+            self._ip(f"link set {cable} master {self._name} up")
+            self._ip(f"-n {space} addr add {self.SUBNET}.{node}/24 dev eth0")
+            self._ip(f"-n {space} link set eth0 up")
+            self._ip(f"-n {space} link set lo up")
+            self._ray(["ip", "netns", "exec", space], f"--address={self.address}", "--num-cpus=1", node=node)
+            # One after the other: their sockets are in one folder.
+            until(lambda node=node: f"/{node - 1}.0 CPU".encode() in self._status())
+
+    def end(self) -> None:
+        for process in reversed(self._started):
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20.0)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for command in (*(f"netns del {self._space(node)}" for node in (2, 3)), f"link del {self._name}"):
+            subprocess.run(["ip", *command.split()], check=False, capture_output=True)
+
+    @property
+    def address(self) -> str:
+        return f"{self.SUBNET}.1:{self.PORT}"
+
+    def set_cables(self, state: str, *nodes: int) -> None:
+        for node in nodes:
+            self._ip(f"link set {self._cable(node)} {state}")
+
+    def _space(self, node: int) -> str:
+        return f"{self._name}n{node}"
+
+    def _cable(self, node: int) -> str:
+        return f"{self._name}c{node}"
+
+    def _ip(self, command: str) -> None:
+        subprocess.run(["ip", *command.split()], check=True, capture_output=True)
+
+    def _ray(self, prefix: list[str], *options: str, node: int) -> None:
+        script = str(Path(sys.executable).with_name("ray"))
+        command = [*prefix, script, "start", "--block", f"--node-ip-address={self.SUBNET}.{node}", *options]
+        quiet = subprocess.DEVNULL
+        self._started.append(subprocess.Popen(command, stdout=quiet, stderr=quiet, start_new_session=True))
+
+    def _status(self) -> bytes:
+        script = str(Path(sys.executable).with_name("ray"))
+        return subprocess.run([script, "status", "--address", self.address], capture_output=True, check=False).stdout
+
+    def _head_answers(self) -> bool:
+        with contextlib.suppress(OSError):
+            socket.create_connection((f"{self.SUBNET}.1", self.PORT), timeout=1.0).close()
+            return True
+        return False
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and ip")
+    made = Network()
+    try:
+        made.start()
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.mark.slow
+def test_a_network_that_is_cut_for_ten_seconds_costs_only_the_steps_meanwhile(network: Network, tmp_path: Path) -> None:
+    with running(network.address, tmp_path / "states") as run:
+        run.until_members(True, True)
+        for cut in ((2,), (2, 3)):
+            network.set_cables("down", *cut)
+            end = time.monotonic() + 10.0
+            if len(cut) == 1:
+                assert run.longest_gap_s(lambda end=end: time.monotonic() > end) < GOES_ON_S
+            else:
+                run.until(lambda end=end: time.monotonic() > end)
+            network.set_cables("up", *cut)
+            run.until_members(True, True)
+            print(cut, run.group.restarts, run.group.lost_transitions)
+        assert run.group.restarts == 0
 
 
 # --- programs -------------------------------------------------------------------------------------------------------
