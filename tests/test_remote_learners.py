@@ -439,7 +439,6 @@ def test_a_network_that_is_cut_for_ten_seconds_costs_only_the_steps_meanwhile(ne
                 run.until(lambda end=end: time.monotonic() > end)
             network.set_cables("up", *cut)
             run.until_members(True, True)
-            print(cut, run.group.restarts, run.group.lost_transitions)
         assert run.group.restarts == 0
 
 

@@ -28,6 +28,11 @@ _PARTING_S = 10.0
 _AT_ONCE = 64  # Actors in a message to the bridge, with three descriptors each
 
 
+def most_remote_deaths(count: int) -> int:
+    """Deaths within a minute at which a run with `count` processes on nodes stops: more than one node can have."""
+    return count + 2
+
+
 class RayBridge:
     """The process that is Ray's driver, and the connection with it: to the cluster at `address`, which must have room.
 

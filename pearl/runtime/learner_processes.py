@@ -33,8 +33,8 @@ class LearnerProcesses(LearnerSide):
     """The Learners' processes of a run; `trainer` is the host's, which gets the averages.
 
     `run_dir` is the run folder. `cores` are those of all Learners. `ended` is called when they have stopped, before
-    their last average is lost; `interrupted` tells whether a signal asked the run to stop. `start` is that of
-    `LearnerGroup`.
+    their last average is lost; `interrupted` tells whether a signal asked the run to stop. `start` and `most_deaths`
+    are those of `LearnerGroup`.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class LearnerProcesses(LearnerSide):
         ended: Callable[[], None],
         interrupted: Callable[[], bool],
         start: Callable[[LearnerSetup, ProcessSetup], Process] = start_here,
+        most_deaths: int = 3,
     ) -> None:
         self.setup, self._trainer, self._bell = setup, trainer, bell
         self._message_rows, self._ended, self._interrupted = message_rows, ended, interrupted
@@ -57,7 +58,7 @@ class LearnerProcesses(LearnerSide):
         self._initial: Path | None = None
         self._group: LearnerGroup | None = None
         self._has_stopped = self._has_failed = False
-        self._start = start
+        self._start, self._most_deaths = start, most_deaths
         self.make_learner = setup.make_learner
         # Whether the Learners write their states when they stop; set when the run ends without an error.
         self.keeps_states = False
@@ -84,6 +85,7 @@ class LearnerProcesses(LearnerSide):
             states=self._folder / "states",
             initial=self._initial,
             start=self._start,
+            most_deaths=self._most_deaths,
         )
         self._group.launch()
 

@@ -90,13 +90,15 @@ class LearnersSession(Session):
         """
         spec, train, threads = self.learners_spec, self.train, int(arguments.get("threads", 1))
         start: Callable[[LearnerSetup, ProcessSetup], Process] = start_here
+        most_deaths = 3
         if self.options.ray is not None:
             from pearl.remote.bridge import Needs
-            from pearl.remote.group import RayBridge, RemoteLearners
+            from pearl.remote.group import RayBridge, RemoteLearners, most_remote_deaths
 
             self._bridge = RayBridge(self.options.ray, Needs(self.actors.count, spec.count, threads))
             self._supervisor.close_last(self._bridge)
             start = RemoteLearners(self._bridge, threads)
+            most_deaths = most_remote_deaths(spec.count)
         make = functools.partial(
             make_trainer,
             self._trainer_class,
@@ -127,6 +129,7 @@ class LearnersSession(Session):
             ended=self._ended,
             interrupted=self._supervisor.interrupted,
             start=start,
+            most_deaths=most_deaths,
         )
         return self._learners
 

@@ -87,16 +87,18 @@ class Supervisor:
         if self._serial:
             self._inline = [InlineActor(s, q, wsq, statistics) for s, q in zip(setups, dcqs, strict=True)]
         else:
-            processes = None
+            processes, most_deaths = None, 3
             if ray is not None:
-                from pearl.remote.group import RemoteProcesses
+                from pearl.remote.group import RemoteProcesses, most_remote_deaths
 
+                most_deaths = most_remote_deaths(len(setups))
                 processes = RemoteProcesses(ray, setups, dcqs, wsq, statistics)
             self._group = ActorGroup(
                 setups,
                 dcqs,
                 wsq,
                 timeout_s=timeout_s or math.inf,
+                most_deaths=most_deaths,
                 shared_warnings=shared_warnings,
                 statistics=statistics,
                 processes=processes,
