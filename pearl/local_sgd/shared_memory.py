@@ -71,15 +71,15 @@ class _Averages:
         made._attach(*self._state, create=False)
         return made
 
-    def content_bytes(self) -> np.ndarray:
-        """What was last written or read, as bytes for `write_content` of another process."""
-        return self._content
+    def copied(self) -> Average:
+        """Reader: the newest average, in memory of its own."""
+        found = self.read()
+        return Average(found.version, found.parameters.copy(), found.facts.copy())
 
-    def write_content(self, content: np.ndarray) -> None:
-        """Writer: publish what was read elsewhere."""
-        self._content[...] = content
-        self._snapshot.write(self._content)
-        self.bell.ring()
+    def write_copy(self, average: Average) -> None:
+        """Writer: publish what was `copied` elsewhere."""
+        self.facts[...], self.parameters[...] = average.facts, average.parameters
+        self.write(average.version)
 
     def content(self) -> Average:
         """What was last written or read."""

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from pearl.errors import QueueClosedError
+from pearl.local_sgd.averaging import Average
 from pearl.local_sgd.local_learner import BETA, PROGRESS, LearnerSetup, ProcessSetup, TransitionQueue
 from pearl.remote.bridge import PLACED_S, POLL_S, Bridge, EndedError, Relay, RemoteWords
 from pearl.remote.learner_worker import (
@@ -195,23 +196,23 @@ class _LearnerRelay(Relay):
 
     # --- averages and transitions -----------------------------------------------------------------------------------
 
-    def _newest_average(self) -> np.ndarray:
-        averages = self._shared.link.averages
-        self._version = averages.read().version
-        return averages.content_bytes().copy()
+    def _newest_average(self) -> Average:
+        average = self._shared.link.averages.copied()
+        self._version = average.version
+        return average
 
     def _send_averages(self) -> None:
         averages = self._shared.link.averages
         while self._is_served:
             seen = averages.bell.value()
             before = self._version
-            content = self._newest_average()
-            if self._version == before:
+            average = self._newest_average()
+            if average.version == before:
                 if self.is_over:
                     return
                 averages.bell.wait(seen, POLL_S)
                 continue
-            self._call("load_average", content, group="averages")
+            self._call("load_average", average, group="averages")
             if not self._shared.link.has_joined:
                 time.sleep(_UNJOINED_S)
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from pearl.actors.report import Report
 from pearl.ipc.queues import Bell
+from pearl.local_sgd.averaging import Average
 from pearl.local_sgd.local_learner import (
     BETA,
     PROGRESS,
@@ -127,18 +128,18 @@ class RemoteLearner:
         with file.open("ab") as stream:
             stream.write(piece)
 
-    def start(self, work: LearnerWork, average: np.ndarray) -> None:
-        """Begin to learn from `average`, the newest one's bytes."""
+    def start(self, work: LearnerWork, average: Average) -> None:
+        """Begin to learn from `average`, the newest one."""
         try:
             self._start(work, average)
         except BaseException:
             self._report.fail(traceback.format_exc(limit=-8))
             self._has_ended = self._has_failed = True
 
-    def _start(self, work: LearnerWork, average: np.ndarray) -> None:
+    def _start(self, work: LearnerWork, average: Average) -> None:
         setup: LearnerSetup = work.setup.loaded()
         self._link, self._averages = distant_link(work.rank, work.layout, setup.spec.learners, work.facts, self._bell)
-        self._averages.write_content(average)
+        self._averages.write_copy(average)
         self._transitions = transition_queue(setup.transition, work.rows, work.slots)
         self._commands = Commands()
         shared = ProcessSetup(
@@ -167,9 +168,9 @@ class RemoteLearner:
 
     # --- while it runs ----------------------------------------------------------------------------------------------
 
-    def load_average(self, average: np.ndarray) -> None:
-        """Give the newest average, its bytes."""
-        self._averages.write_content(average)
+    def load_average(self, average: Average) -> None:
+        """Give the newest average."""
+        self._averages.write_copy(average)
 
     def give(self, transitions: Transitions | None, orders: Orders) -> None:
         """Give transitions, for which there is room, and then orders, which concern these too."""
