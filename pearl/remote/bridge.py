@@ -118,7 +118,7 @@ def connected(address: str, needs: Needs) -> Any:
         os.environ.setdefault("RAY_worker_niceness", "0")  # by default 15: the host would starve them
         ray.init(address="local", num_cpus=needs.cpus, include_dashboard=False, **_QUIET)
     else:
-        answers(address)
+        answers(os.environ.get("RAY_ADDRESS") or address if address == "auto" else address)  # as Ray reads it
         try:
             ray.init(address=address, **_QUIET)
         except Exception as error:
