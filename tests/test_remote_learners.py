@@ -100,7 +100,7 @@ class Run:
     def until(self, condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
-            assert time.monotonic() < deadline, "not met in time"
+            assert time.monotonic() < deadline, f"not met in time: {self.group.pids}, {self.group.progress}"
             self.step()
 
     @property
@@ -222,6 +222,7 @@ class Nodes:
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Nodes]]:
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # by default 15: other work would starve them
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "5")  # without the head, not a minute
     monkeypatch.setenv("RAY_health_check_period_ms", "1000")
     monkeypatch.setenv("RAY_health_check_timeout_ms", "3000")
