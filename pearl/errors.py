@@ -71,6 +71,14 @@ class ActorError(PearlError):
     """An actor failed too often; the message contains the environment's traceback."""
 
 
+class ClusterError(ActorError):
+    """The connection to the Ray cluster on which Actors or Learners run cannot be made, or is lost."""
+
+
+class LearnerError(PearlError):
+    """Learners' processes failed too often; the message contains the error of the last."""
+
+
 class CheckpointError(PearlError):
     """A checkpoint is missing, truncated, corrupt, of another version, or of another program."""
 

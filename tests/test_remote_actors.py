@@ -141,7 +141,7 @@ def test_remote_actors_send_what_local_ones_would_and_are_replaced(run: Run) -> 
         assert run.message(1)[1] > 0
 
     # Without the bridge there is no Ray: the run is told once, and how to go on.
-    os.kill(run.processes.bridge_pid, signal.SIGKILL)
+    os.kill(run.processes.bridge.pid, signal.SIGKILL)
     with pytest.raises(ActorError, match=r"connection to Ray is lost.*--resume"):
         until(lambda: False, run.group)
 

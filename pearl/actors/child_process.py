@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing import reduction
-from typing import Any
+from typing import Any, Protocol
 
 from pearl import _native
 from pearl.actors.waiting import HOSTS_SIGNALS, take_waiting
@@ -28,6 +28,30 @@ _PROGRAM = ("init_main_from_name", "init_main_from_path")
 _POLL_S = 0.01
 _LONGEST_DEATH_S = 5.0  # a broken driver may keep a killed process alive
 _LONGEST_PARTING_S = 1.0
+
+
+class Process(Protocol):
+    """What the host has of a process, here or elsewhere; see `ChildProcess`."""
+
+    name: str
+
+    @property
+    def pid(self) -> int:
+        """Process id, where it runs."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+
+    @property
+    def cause_of_death(self) -> str:
+        """How it ended."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it has ended; False if it has not in time."""
 
 
 class ChildProcess:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from pearl.actors.actor import ActorSetup
-from pearl.actors.child_process import ChildProcess, DeathCount
+from pearl.actors.child_process import ChildProcess, DeathCount, Process
 from pearl.actors.environment import register
 from pearl.actors.report import Report
 from pearl.actors.rollout_actor import make_actor
@@ -93,34 +93,10 @@ def settle_torch(setup: ActorSetup) -> bool:
     return True
 
 
-class ActorProcess(Protocol):
-    """An actor's process, here or elsewhere; see `ChildProcess`."""
-
-    name: str
-
-    @property
-    def pid(self) -> int:
-        """Process id, where it runs."""
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs."""
-
-    @property
-    def cause_of_death(self) -> str:
-        """How it ended."""
-
-    def kill(self) -> None:
-        """End it at once."""
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until it has ended; False if it has not in time."""
-
-
 class ActorProcesses(Protocol):
     """Where the processes of a group of actors run."""
 
-    def start(self, setup: ActorSetup, dcq: DataCollectionQueue) -> tuple[ActorProcess, Report]:
+    def start(self, setup: ActorSetup, dcq: DataCollectionQueue) -> tuple[Process, Report]:
         """Start the actor of `setup`, which fills `dcq`; its process and what it tells."""
 
     def close(self) -> None:
@@ -138,7 +114,7 @@ class LocalProcesses:
     ) -> None:
         self._wsq, self._statistics, self._shared_warnings = wsq, statistics, shared_warnings
 
-    def start(self, setup: ActorSetup, dcq: DataCollectionQueue) -> tuple[ActorProcess, Report]:
+    def start(self, setup: ActorSetup, dcq: DataCollectionQueue) -> tuple[Process, Report]:
         """See `ActorProcesses`."""
         report = Report()
         alone = standalone(setup)
@@ -157,7 +133,7 @@ class LocalProcesses:
 
 @dataclass
 class _Running:
-    process: ActorProcess
+    process: Process
     report: Report
     setup: ActorSetup
     hangs: int = 0  # in a row, of this actor, while it made its environments

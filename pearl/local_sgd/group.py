@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pearl.actors.child_process import ChildProcess, DeathCount
+from pearl.actors.child_process import ChildProcess, DeathCount, Process
 from pearl.actors.report import Report
-from pearl.errors import CheckpointError, CheckpointWriteError, ConfigurationError, PearlError
+from pearl.errors import CheckpointError, CheckpointWriteError, ConfigurationError, LearnerError, PearlError
 from pearl.ipc.queues import Bell, ColumnQueue
 from pearl.local_sgd.averaging import Average
 from pearl.local_sgd.local_learner import (
@@ -30,10 +30,11 @@ from pearl.local_sgd.local_learner import (
     LearnerSetup,
     ProcessSetup,
     run_learner,
+    transition_queue,
 )
 from pearl.local_sgd.parameters import TrainerParameters
 from pearl.local_sgd.shared_memory import AveragingServer
-from pearl.spec import FieldSpec
+from pearl.local_sgd.state_files import read_state
 
 logger = logging.getLogger("pearl.local_sgd")
 
@@ -43,12 +44,14 @@ _MESSAGES = 8  # that wait for a Learner, by default
 
 @dataclass
 class _Running:
-    process: ChildProcess
+    process: Process
     transitions: ColumnQueue
     report: Report
     commands: Commands
+    rows: int  # that its bank was given
     beats: int = -1
     heard_at: float = 0.0
+    is_named: bool = False
 
     def silent_s(self, now: float) -> float:
         """Seconds since the last sign of life that was seen; ask often."""
@@ -62,14 +65,20 @@ class _Running:
         return LearnerProgress.of(self.report)
 
 
+def start_here(setup: LearnerSetup, shared: ProcessSetup) -> Process:
+    """Start a Learner's process on this machine."""
+    return ChildProcess(run_learner, (setup, shared), f"learner-{shared.rank}")
+
+
 class LearnerGroup:
     """The Learners' processes, and the averaging between them. `with` starts and stops them.
 
     `trainer` is the host's own, of the class and settings that the Learners make: they begin from its parameters, and
     `load_newest` brings averages back into it. `message_rows` are the most rows of one insertion.
 
-    A Learner that dies is named, and replaced by one that begins from the last average with an empty bank; PearlError
-    if `most_deaths` die within `window_s`. One that gives no sign of life for `patience_s` is killed. `messages` are
+    A Learner that dies is named, and replaced by one that begins from the last average with an empty bank; LearnerError
+    if `most_deaths` die within `window_s`. One that gives no sign of life for `patience_s` is killed. `start` starts a
+    process, by default on this machine; `pearl.remote` has another. `messages` are
     how many insertions may wait for a Learner. `bell` rings when a Learner has room for another, or has averaged.
     `states` is the folder for `save`; Learners that are started first begin with the states `initial` by rank, which
     `save` wrote. One thread calls all methods.
@@ -88,13 +97,14 @@ class LearnerGroup:
         most_deaths: int = 3,
         window_s: float = 60.0,
         patience_s: float = 300.0,
+        start: Callable[[LearnerSetup, ProcessSetup], Process] = start_here,
     ) -> None:
         slots = setup.replay.capacity // setup.spec.learners
         if not 1 <= message_rows <= slots:
             raise ConfigurationError(
                 f"message_rows must lie in [1, {slots}], the slots of one bank; found {message_rows}."
             )
-        self.setup, self._message_rows, self._messages = setup, message_rows, messages
+        self.setup, self._message_rows, self._messages, self._slots = setup, message_rows, messages, slots
         self.bell = Bell() if bell is None else bell
         self._states, self._initial = states, initial
         self._parameters = TrainerParameters(trainer, setup.moments)
@@ -103,7 +113,9 @@ class LearnerGroup:
         self.server = AveragingServer(setup.spec, self._parameters.layout, vector, facts=2)
         self._most_deaths, self._window_s, self._patience_s = most_deaths, window_s, patience_s
         self._deaths = DeathCount(window_s)
+        self._start_process = start
         self.restarts = 0
+        self.lost_transitions = 0  # of banks whose Learner died
         self._next = 0  # the Learner that gets the next transition
         self._version = 0
         self._running: list[_Running] = []
@@ -123,16 +135,23 @@ class LearnerGroup:
         self.server.launch()
 
     def _start(self, rank: int, initial: Path | None = None) -> _Running:
-        fields = [FieldSpec(f.name, (self._message_rows, *f.shape), f.dtype) for f in self.setup.transition.fields]
-        numbers = (FieldSpec(name, (1,), "float64") for name in (BETA, PROGRESS))
-        queue = ColumnQueue([*fields, *numbers], self._messages)
+        queue = transition_queue(self.setup.transition, self._message_rows, self._messages)
         report, commands = Report(len(dataclasses.fields(LearnerProgress))), Commands()
         initial = None if initial is None else initial / str(rank)
         link = self.server.link(rank)
         shared = ProcessSetup(rank, link, queue, report, commands, self.bell, self._states, initial)
-        process = ChildProcess(run_learner, (self.setup, shared), f"learner-{rank}")
-        logger.info("%s is process %d.", process.name, process.pid)
-        return _Running(process, queue, report, commands)
+        state = None if initial is None else read_state(initial)
+        rows = 0 if state is None else int(state[1]["inserted"])
+        running = _Running(self._start_process(self.setup, shared), queue, report, commands, rows)
+        self._name_process(running)
+        return running
+
+    @staticmethod
+    def _name_process(running: _Running) -> None:
+        """Once it is known: elsewhere it takes a while."""
+        if not running.is_named and (pid := running.process.pid):
+            running.is_named = True
+            logger.info("%s is process %d.", running.process.name, pid)
 
     @property
     def pids(self) -> list[int]:
@@ -211,6 +230,7 @@ class LearnerGroup:
                 message[field.name][:count] = columns[field.name][part]
             message[BETA][0], message[PROGRESS][0] = beta, progress
             self._running[rank].transitions.publish(count)
+            self._running[rank].rows += count
         self._next = (self._next + rows) % len(messages)
 
     def load_newest(self, timeout_s: float = 0.0) -> Average | None:
@@ -222,8 +242,9 @@ class LearnerGroup:
         return found
 
     def check(self) -> None:
-        """Replace Learners that died or hang; PearlError if that happens too often."""
+        """Replace Learners that died or hang; LearnerError if that happens too often."""
         for rank, running in enumerate(self._running):
+            self._name_process(running)
             hangs = self._hangs(running)
             if running.process.exit_code is None:
                 continue
@@ -233,15 +254,17 @@ class LearnerGroup:
             detail = "" if failure is None else "\n" + failure.rstrip()
             deaths = self._deaths.one_more()
             if deaths >= self._most_deaths:
-                raise PearlError(
+                raise LearnerError(
                     f"Learners died {deaths} times within {self._window_s:.0f} s; the last was "
                     f"{running.process.name} ({cause}). The run stops here.{detail}"
                 )
+            lost = min(running.rows, self._slots)
             logger.warning(
-                "%s died (%s) and is replaced: its steps since average %d and its bank are lost.%s",
-                *(running.process.name, cause, self.server.version, detail),
+                "%s died (%s) and is replaced: its steps since average %d and its bank of %d transitions are lost.%s",
+                *(running.process.name, cause, self.server.version, lost, detail),
             )
             self.restarts += 1
+            self.lost_transitions += lost
             self._before[rank] = _added(self._before[rank], running.progress)
             self._running[rank] = self._start(rank)
 
@@ -307,9 +330,9 @@ class LearnerGroup:
             assert self._states is not None
             self._begin_saving(self._states)
         for running in self._running:
-            running.commands.stops = at_once
             if saves:
                 running.commands.save = self._saves
+            running.commands.stops = at_once  # after `save`: who sees it saves before the end
             running.transitions.close()
         deadline = time.monotonic() + timeout_s
         for rank, running in enumerate(self._running):

@@ -30,7 +30,7 @@ from pearl.replay.banked import BankBatch, share_of_batch
 from pearl.replay.storage import DataStorage
 from pearl.runtime.checkpoint_files import saved_count
 from pearl.runtime.experience import ReplayExperience
-from pearl.spec import MomentsRule, ReplaySpec, TransitionSpec
+from pearl.spec import FieldSpec, MomentsRule, ReplaySpec, TransitionSpec
 
 BETA, PROGRESS = "beta", "progress"  # fields of each message, after the columns of the transitions
 
@@ -343,6 +343,26 @@ class LocalLearner:
             self._training.refresh()
 
 
+class TransitionQueue(ColumnQueue):
+    """Transitions from the host to a Learner, at most `rows` a message, with `BETA` and `PROGRESS`."""
+
+    @property
+    def rows(self) -> int:
+        """The most transitions of a message."""
+        return self._fields[0].shape[0]
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of a full message."""
+        return sum(field.nbytes for field in self._fields)
+
+
+def transition_queue(transition: TransitionSpec, rows: int, slots: int) -> TransitionQueue:
+    """A queue of `slots` messages of at most `rows` transitions."""
+    columns = [FieldSpec(field.name, (rows, *field.shape), field.dtype) for field in transition.fields]
+    return TransitionQueue([*columns, *(FieldSpec(name, (1,), "float64") for name in (BETA, PROGRESS))], slots)
+
+
 class Commands:
     """What the host asks of a Learner's process besides transitions: words in shared memory, which the host writes.
 
@@ -400,7 +420,7 @@ class ProcessSetup:
 
     rank: int
     link: Link
-    transitions: ColumnQueue
+    transitions: TransitionQueue
     report: Report
     commands: Commands
     bell: Bell

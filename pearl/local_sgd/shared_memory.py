@@ -60,11 +60,19 @@ class _Averages:
     @property
     def version(self) -> int:
         """The newest version. Any thread, any process."""
-        return self._snapshot.version - 1
+        return self.read().version
 
     def write(self, vectors: list[np.ndarray]) -> None:
-        """Writer: publish `facts` and the mean of `vectors`."""
-        self._head[0] = self._snapshot.version
+        """Writer: publish `facts` and the mean of `vectors`, as the next version."""
+        self._publish(self._snapshot.version, vectors)
+
+    def write_copy(self, average: Average) -> None:
+        """Writer: publish what was `copied` elsewhere, as the version that it is."""
+        self.facts[...] = average.facts
+        self._publish(average.version, [average.parameters])
+
+    def _publish(self, version: int, vectors: list[np.ndarray]) -> None:
+        self._head[0] = version
         _native.write_mean(self._snapshot, self._head, vectors)
         self.bell.ring()
 
@@ -76,6 +84,14 @@ class _Averages:
             if self._snapshot.holds(number):
                 is_whole = functools.partial(self._snapshot.holds, number)
                 return Average(int(head[0]), self._parameters[number % 2], head[1:].reshape(self.facts.shape), is_whole)
+
+    def copied(self) -> Average:
+        """Reader: the newest average, in memory of its own."""
+        while True:
+            found = self.read()
+            parameters = found.parameters.copy()
+            if found.is_whole():
+                return Average(found.version, parameters, found.facts)
 
 
 class Link:
@@ -96,11 +112,39 @@ class Link:
         # Single words, each with one writer.
         self.words = np.frombuffer(buffer.memory, np.int64, 2)
 
+    @property
+    def facts(self) -> int:
+        """Numbers that the Learner says with its parameters."""
+        return int(self.averages.facts.shape[1])
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether the Learner takes part."""
+        return bool(self.words[_JOINED])
+
     def __getstate__(self) -> tuple[int, ParameterLayout, ColumnQueue, _Averages, SharedBuffer]:
         return self.rank, self.layout, self.messages, self.averages, self._buffer
 
     def __setstate__(self, state: tuple[int, ParameterLayout, ColumnQueue, _Averages, SharedBuffer]) -> None:
         self._attach(*state)
+
+
+def distant_link(rank: int, layout: ParameterLayout, learners: int, facts: int, bell: Bell) -> tuple[Link, _Averages]:
+    """A link for a Learner far from the server, and the averages for the thread that writes what comes from there.
+
+    Someone carries its messages, at which `bell` rings, to a link of the server, and `words` too (`pearl.remote`).
+    """
+    averages = _Averages(learners, layout.count, facts, Bell())
+    return Link(rank, layout, _messages(layout, facts, bell), averages), averages
+
+
+def _messages(layout: ParameterLayout, facts: int, bell: Bell) -> ColumnQueue:
+    fields = [
+        FieldSpec("parameters", (layout.count,), "float32"),
+        FieldSpec("facts", (facts,), "float64"),
+        FieldSpec("base", (1,), "int64"),
+    ]
+    return ColumnQueue(fields, 1, bell)
 
 
 class SharedMemoryAverager:
@@ -218,12 +262,7 @@ class AveragingServer:
         """Make the link of Learner `rank`, in [0, learners); an older one of that rank takes part no longer."""
         if not 0 <= rank < self._spec.learners:
             raise PearlError(f"rank must lie in [0, {self._spec.learners}); found {rank}.")
-        fields = [
-            FieldSpec("parameters", (self._layout.count,), "float32"),
-            FieldSpec("facts", (self._facts,), "float64"),
-            FieldSpec("base", (1,), "int64"),
-        ]
-        link = Link(rank, self._layout, ColumnQueue(fields, 1, self._arrivals), self._averages)
+        link = Link(rank, self._layout, _messages(self._layout, self._facts, self._arrivals), self._averages)
         self.remove(rank)
         with self._lock:
             self._members[rank] = _Member(link)

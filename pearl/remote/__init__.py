@@ -1,1 +1,1 @@
-"""Actors on other nodes through Ray, which carries placement, life and death, and messages of about a megabyte."""
+"""Actors and Learners on other nodes through Ray: placement, life and death, and messages of about a megabyte."""

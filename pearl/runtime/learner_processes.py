@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,16 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from pearl.errors import CheckpointWriteError, ConfigurationError
+from pearl.actors.child_process import Process
+from pearl.errors import CheckpointWriteError, ClusterError, ConfigurationError, LearnerError
 from pearl.ipc.queues import Bell, ColumnQueue
-from pearl.local_sgd.group import LearnerGroup
-from pearl.local_sgd.local_learner import LearnerProgress, LearnerSetup
+from pearl.local_sgd.group import LearnerGroup, start_here
+from pearl.local_sgd.local_learner import LearnerProgress, LearnerSetup, ProcessSetup
 from pearl.local_sgd.state_files import TRAINER, Arrays, Scalars, read_state, write_state
 from pearl.recorder import Event
 from pearl.runtime.checkpoint_files import refuse, saved_count
 from pearl.runtime.data_flow import OffPolicy
 from pearl.runtime.experience import check_replay, part
 from pearl.runtime.workers import LearnerSide
+
+logger = logging.getLogger("pearl.local_sgd")
 
 _MESSAGES = 2  # insertions that wait for a Learner: one that it takes, and one that is filled meanwhile
 _COUNTS = ("steps", "inserted")  # of a Learner; "gradient_steps" too, where its trainer counts them
@@ -29,7 +33,8 @@ class LearnerProcesses(LearnerSide):
     """The Learners' processes of a run; `trainer` is the host's, which gets the averages.
 
     `run_dir` is the run folder. `cores` are those of all Learners. `ended` is called when they have stopped, before
-    their last average is lost; `interrupted` tells whether a signal asked the run to stop.
+    their last average is lost; `interrupted` tells whether a signal asked the run to stop. `start` and `most_deaths`
+    are those of `LearnerGroup`.
     """
 
     def __init__(
@@ -43,6 +48,8 @@ class LearnerProcesses(LearnerSide):
         threads: int,
         ended: Callable[[], None],
         interrupted: Callable[[], bool],
+        start: Callable[[LearnerSetup, ProcessSetup], Process] = start_here,
+        most_deaths: int = 3,
     ) -> None:
         self.setup, self._trainer, self._bell = setup, trainer, bell
         self._message_rows, self._ended, self._interrupted = message_rows, ended, interrupted
@@ -50,7 +57,8 @@ class LearnerProcesses(LearnerSide):
         self._folder = run_dir / _FOLDER
         self._initial: Path | None = None
         self._group: LearnerGroup | None = None
-        self._has_stopped = False
+        self._has_stopped = self._has_failed = False
+        self._start, self._most_deaths = start, most_deaths
         self.make_learner = setup.make_learner
         # Whether the Learners write their states when they stop; set when the run ends without an error.
         self.keeps_states = False
@@ -76,6 +84,8 @@ class LearnerProcesses(LearnerSide):
             bell=self._bell,
             states=self._folder / "states",
             initial=self._initial,
+            start=self._start,
+            most_deaths=self._most_deaths,
         )
         self._group.launch()
 
@@ -87,10 +97,18 @@ class LearnerProcesses(LearnerSide):
             self._initial = None
 
     def check(self) -> None:
-        """Replace Learners that died; PearlError if that happens too often."""
-        if self._group is not None and not self._has_stopped:
+        """Replace Learners that died; LearnerError if that happens too often, ClusterError if all are out of reach.
+
+        After such an error, only what is left is saved: transitions that no Learner takes are dropped.
+        """
+        if self._group is None or self._has_stopped or self._has_failed:
+            return
+        try:
             self._group.check()
-            self.restarts = self._group.restarts
+        except (LearnerError, ClusterError):
+            self._has_failed = True
+            raise
+        self.restarts = self._group.restarts
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """End the processes: with a last average and their states if `keeps_states`, else at once."""
@@ -112,12 +130,13 @@ class LearnerProcesses(LearnerSide):
 
     @property
     def wants_data(self) -> bool:
-        """Whether a Learner has room for transitions."""
-        return self.group.wants_data
+        """Whether a Learner has room for transitions, or nothing is left to wait for."""
+        return self._has_failed or self.group.wants_data
 
     def insert(self, columns: Mapping[str, np.ndarray], beta: float, progress: float) -> None:
         """Send all rows of `columns` to the Learners, in turn; see `LearnerGroup.insert`."""
-        self.group.insert(columns, len(next(iter(columns.values()))), beta, progress)
+        if self.group.wants_data:
+            self.group.insert(columns, len(next(iter(columns.values()))), beta, progress)
 
     def progress(self) -> list[LearnerProgress]:
         """What each Learner has done in this run, with those before it of the same rank."""
@@ -127,6 +146,11 @@ class LearnerProcesses(LearnerSide):
     def averages(self) -> int:
         """Averages made so far in this run."""
         return 0 if self._group is None else self._group.server.version
+
+    @property
+    def lost_transitions(self) -> int:
+        """Transitions in the banks of Learners that died."""
+        return 0 if self._group is None else self._group.lost_transitions
 
     # --- what is measured -------------------------------------------------------------------------------------------
 
@@ -169,7 +193,10 @@ class LearnerProcesses(LearnerSide):
         Arrays are maps of files in the run folder, which stay until the next call or `clean_up`.
         """
         if not self._has_stopped:
-            folder = self.group.save()
+            try:
+                folder = self.group.save()
+            except (LearnerError, ClusterError) as error:  # `check` ends the run with it
+                raise CheckpointWriteError(f"The Learners cannot write their states. {error}") from error
         else:
             folder = self._folder / "states"
             if failures := [p for p in self.group.progress if p.saved < 0]:
@@ -177,7 +204,14 @@ class LearnerProcesses(LearnerSide):
                     f"{len(failures)} of {self.setup.spec.learners} Learners could not write their states to {folder}. "
                     "Free space, or choose another folder with --run-dir."
                 )
-        return [read_state(folder / str(rank)) for rank in range(self.setup.spec.learners)]
+        found = [read_state(folder / str(rank)) for rank in range(self.setup.spec.learners)]
+        if lost := [str(rank) for rank, state in enumerate(found) if state is None]:
+            logger.warning(
+                "The checkpoint has the newest average, and without Learner %s: its transitions and the state of its "
+                "optimizers are lost. A run that resumes it collects them again.",
+                ", ".join(lost),
+            )
+        return found
 
     def begin_with(self, states: Mapping[int, tuple[Mapping[str, np.ndarray], Mapping[str, Any]]]) -> None:
         """Give the Learners these states, by rank, when they start."""
@@ -247,11 +281,12 @@ class LearnersExperience:
         return {rank: both for rank, both in found.items() if any(both)}
 
     def log_scalars(self) -> dict[str, float]:
-        """The exponent of the weights, the number of the newest average, and how many Learners were replaced."""
+        """The exponent of the weights, the number of the newest average, and what was lost with Learners that died."""
         return {
             "replay/beta": self._beta(),
             "learners/averages": float(self._learners.averages),
             "learners/replaced": float(self._learners.restarts),
+            "learners/lost_transitions": float(self._learners.lost_transitions),
         }
 
     def summary(self) -> dict[str, object]:
@@ -265,6 +300,7 @@ class LearnersExperience:
                 "overlap": spec.overlap,
                 "averages": self._learners.averages,
                 "replaced": self._learners.restarts,
+                "lost_transitions": self._learners.lost_transitions,
                 "gradient_steps": [one.steps for one in found],
                 "transitions": [one.inserted for one in found],
             }

@@ -5,17 +5,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pearl.actors.child_process import Process
 from pearl.algorithms.trainer import make_trainer
 from pearl.callbacks.protocol import Callback
 from pearl.errors import ConfigurationError
 from pearl.ipc.queues import WeightSyncQueue
 from pearl.learner.protocol import Learner
 from pearl.local_sgd.averaging import AveragingSpec
-from pearl.local_sgd.local_learner import LearnerSetup
+from pearl.local_sgd.group import start_here
+from pearl.local_sgd.local_learner import LearnerSetup, ProcessSetup
 from pearl.replay.protocol import ReplayManager
 from pearl.replay.schedules import Linear
 from pearl.runtime.collection import CollectionBuffer
@@ -25,6 +27,9 @@ from pearl.runtime.options import Options
 from pearl.runtime.reporting import Program
 from pearl.runtime.session import Session
 from pearl.spec import ActorSpec, LearnersSpec, ReplaySpec, TrainSpec
+
+if TYPE_CHECKING:
+    from pearl.remote.group import RayBridge
 
 
 class _NoSlots:
@@ -74,12 +79,26 @@ class LearnersSession(Session):
         self._steps = 0  # of all Learners together
         self._busy_s = 0.0
         self._learners: LearnerProcesses | None = None
+        self._bridge: RayBridge | None = None
 
     # --- set-up -----------------------------------------------------------------------------------------------------
 
     def make_learners(self, learner: Callable[..., Learner], **arguments: Any) -> LearnerProcesses:
-        """The Learners' processes, which `launch` starts; each makes a `learner(trainer, **arguments)`."""
-        spec, train = self.learners_spec, self.train
+        """The Learners' processes, which `launch` starts; each makes a `learner(trainer, **arguments)`.
+
+        With --ray they run on the nodes of the cluster, as the Actors do.
+        """
+        spec, train, threads = self.learners_spec, self.train, int(arguments.get("threads", 1))
+        start: Callable[[LearnerSetup, ProcessSetup], Process] = start_here
+        most_deaths = 3
+        if self.options.ray is not None:
+            from pearl.remote.bridge import Needs
+            from pearl.remote.group import RayBridge, RemoteLearners, most_remote_deaths
+
+            self._bridge = RayBridge(self.options.ray, Needs(self.actors.count, spec.count, threads))
+            self._supervisor.close_last(self._bridge)
+            start = RemoteLearners(self._bridge, threads)
+            most_deaths = most_remote_deaths(spec.count)
         make = functools.partial(
             make_trainer,
             self._trainer_class,
@@ -106,11 +125,17 @@ class LearnersSession(Session):
             bell=self.bell,
             message_rows=self.insertion_rows + self.message_rows,
             run_dir=self.options.run_dir,
-            threads=int(arguments.get("threads", 1)),
+            threads=threads,
             ended=self._ended,
             interrupted=self._supervisor.interrupted,
+            start=start,
+            most_deaths=most_deaths,
         )
         return self._learners
+
+    @property
+    def _ray(self) -> RayBridge | None:
+        return self._bridge
 
     def attach_learners(self, learners: LearnerProcesses) -> None:
         """Name what checkpoints hold, with --resume load the newest, and open the log and the display."""

@@ -264,8 +264,9 @@ def parse_options(
         nargs="?",
         const="local",
         metavar="ADDRESS",
-        help="run the Actors on the nodes of the Ray cluster at this address, such as 10.0.0.1:6379, or auto for the "
-        "one that `ray start` began here; without an address in a cluster of this machine alone",
+        help="run the Actors, and several Learners, on the nodes of the Ray cluster at this address, such "
+        "as 10.0.0.1:6379, or auto for the one that `ray start` began here; without an address in a cluster of this "
+        "machine alone",
     )
     add("--plain", action="store_true", help="plain lines instead of the live view, also on a terminal")
     a = parser.parse_args(arguments)

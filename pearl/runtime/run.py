@@ -66,6 +66,8 @@ from pearl.spec import ActorSpec, RolloutSpec, TrainSpec, TransitionSpec
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from pearl.remote.group import RayBridge
+
 logger = logging.getLogger("pearl.runtime")
 
 _WAIT_S = 0.05
@@ -368,8 +370,13 @@ class Run(abc.ABC):
             timeout_s=self.actors.timeout_s if timeout_s is None else timeout_s,
             shared_warnings=self._shared_warnings,
             statistics=None if self._statistics is None else self._statistics.snapshot,
-            ray=self.options.ray,
+            ray=self._ray,
         )
+
+    @property
+    def _ray(self) -> str | RayBridge | None:
+        """Where Actors run: the address of a Ray cluster or the connection with it; None: here."""
+        return self.options.ray
 
     @property
     def stop_reason(self) -> str:

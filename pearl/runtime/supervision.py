@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from pearl.actors.actor import ActorSetup
 from pearl.actors.process import ActorGroup
 from pearl.actors.shared_warnings import SharedWarnings
 from pearl.atomic_file import replace_file
-from pearl.errors import ActorError, PearlError, TrainerError
+from pearl.errors import ActorError, ClusterError, LearnerError, PearlError, TrainerError
 from pearl.ipc.queues import WeightSyncQueue
 from pearl.replay.requests import ReplayRequestQueue
 from pearl.runtime.entry import run_log_file
@@ -24,6 +25,9 @@ from pearl.runtime.interruption import Interruption
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.runtime.serial import InlineActor
 from pearl.runtime.workers import LearnerSide
+
+if TYPE_CHECKING:
+    from pearl.remote.group import RayBridge
 
 
 class Supervisor:
@@ -44,6 +48,7 @@ class Supervisor:
         self._inline: list[InlineActor] = []
         self._group: ActorGroup | None = None
         self._rrq: ReplayRequestQueue | None = None
+        self._bridge: RayBridge | None = None
 
     def __enter__(self) -> Supervisor:
         self._interruption.__enter__()
@@ -73,29 +78,35 @@ class Supervisor:
         timeout_s: float,
         shared_warnings: SharedWarnings,
         statistics: WeightSyncQueue | None = None,
-        ray: str | None = None,
+        ray: str | RayBridge | None = None,
     ) -> None:
         """Start an actor for each queue: a spawned process, or in serial mode an inline one.
 
-        With `ray`, the address of a cluster, they run on its nodes.
+        With `ray`, the address of a cluster or the connection with it, they run on its nodes.
         """
         if self._serial:
             self._inline = [InlineActor(s, q, wsq, statistics) for s, q in zip(setups, dcqs, strict=True)]
         else:
-            processes = None
+            processes, most_deaths = None, 3
             if ray is not None:
-                from pearl.remote.group import RemoteProcesses
+                from pearl.remote.group import RemoteProcesses, most_remote_deaths
 
+                most_deaths = most_remote_deaths(len(setups))
                 processes = RemoteProcesses(ray, setups, dcqs, wsq, statistics)
             self._group = ActorGroup(
                 setups,
                 dcqs,
                 wsq,
                 timeout_s=timeout_s or math.inf,
+                most_deaths=most_deaths,
                 shared_warnings=shared_warnings,
                 statistics=statistics,
                 processes=processes,
             )
+
+    def close_last(self, bridge: RayBridge) -> None:
+        """Close the connection with a cluster when all else has stopped."""
+        self._bridge = bridge
 
     def watch(self, rrq: ReplayRequestQueue) -> None:
         """Count the RRQ's requests as unfinished work, and close the RRQ at the end."""
@@ -108,6 +119,8 @@ class Supervisor:
     def stop_parties(self) -> None:
         """Stop all, even if one of them fails to stop."""
         with contextlib.ExitStack() as stack:
+            if self._bridge is not None:
+                stack.callback(self._bridge.close)
             for worker in self._workers:
                 stack.callback(worker.stop)
             for actor in self._inline:
@@ -117,7 +130,7 @@ class Supervisor:
                 stack.callback(self._group.stop)
             if self._rrq is not None:
                 stack.callback(self._rrq.close)
-        self._workers, self._inline, self._group, self._rrq = [], [], None, None
+        self._workers, self._inline, self._group, self._rrq, self._bridge = [], [], None, None, None
 
     def run_inline(self, env: str, *, collect: bool) -> None:
         """Serial mode: run one step of the Learner's loop, else (with `collect`) one message of each actor."""
@@ -179,9 +192,12 @@ class Supervisor:
         self.stop(reason)
 
     def check_workers(self) -> None:
-        """Raise the error of the Learner's loop, if there is one."""
+        """Raise the error of the Learner's loop, if there is one; end the run where several Learners failed."""
         for worker in self._workers:
-            self._check_worker(worker)
+            try:
+                self._check_worker(worker)
+            except (ClusterError, LearnerError) as error:  # what is left can be saved
+                self.fail(error, "Learners failed")
 
     def _check_worker(self, worker: LearnerSide) -> None:
         """Raise the worker's error, if any; save the batch of a failed training step in the run folder."""

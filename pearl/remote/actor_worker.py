@@ -1,28 +1,22 @@
-"""What runs in a Ray worker: the actor loop of `pearl.actors.process`, and its messages in large pieces."""
+"""An Actor in a Ray worker: the actor loop of `pearl.actors.process`, and its messages in large pieces."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import multiprocessing.spawn
-import os
-import pickle
-import platform
-import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import pearl
 from pearl.actors.process import run_actor
 from pearl.actors.report import Report
 from pearl.ipc.queues import WeightSyncQueue
+from pearl.remote.node import Package, about
 from pearl.runtime.queues import DataCollectionQueue
 
 _MOST_BYTES = 1 << 20  # of a reply, about
@@ -32,16 +26,13 @@ _PER_EPISODE = ("episode_return", "episode_length")
 
 
 @dataclass(frozen=True)
-class Work:
-    """What an actor needs to start on another node.
+class ActorWork:
+    """What an Actor needs to start on another node.
 
-    `setup` is its pickled `ActorSetup` and, if it starts without the program, the environment to register. `program` is
-    how `multiprocessing` imports the program, empty if it is not needed; `paths` is where its modules are found.
+    `setup` has its `ActorSetup` and, if it starts without the program, the environment to register.
     """
 
-    setup: bytes
-    program: Mapping[str, Any]
-    paths: Sequence[str]
+    setup: Package
     weight_count: int
     statistics_count: int
 
@@ -72,11 +63,6 @@ class Reply:
     failure: str | None
 
 
-def versions() -> dict[str, str]:
-    """What must be the same on all nodes."""
-    return {"Python": platform.python_version(), "pearl-toolkit": pearl.__version__, "NumPy": np.__version__}
-
-
 class RemoteActor:
     """One actor in a Ray worker. Its loop runs in a thread; Ray calls the methods, one after the other."""
 
@@ -87,26 +73,17 @@ class RemoteActor:
 
     def about(self) -> dict[str, str]:
         """Versions, node and process."""
-        return {**versions(), "node": platform.node(), "pid": str(os.getpid())}
+        return about()
 
-    def start(self, work: Work, env_steps: int, restarts: int, newest: Newest) -> None:
+    def start(self, work: ActorWork, env_steps: int, restarts: int, newest: Newest) -> None:
         """Begin to collect with the `newest` weights, from `env_steps` steps of the run on."""
         try:
             self._start(work, env_steps, restarts, newest)
         except BaseException:
             self._report.fail(traceback.format_exc(limit=-8))
 
-    def _start(self, work: Work, env_steps: int, restarts: int, newest: Newest) -> None:
-        sys.path.extend(path for path in work.paths if path not in sys.path)
-        if work.program:
-            file = work.program.get("init_main_from_path")
-            if file is not None and not Path(file).exists():
-                raise FileNotFoundError(
-                    f"The program {file} is not on node {platform.node()}, and the actor needs its modules: have the "
-                    "nodes share its folder, or install what it imports as a package."
-                )
-            multiprocessing.spawn.prepare(dict(work.program))
-        setup, environment = pickle.loads(work.setup)
+    def _start(self, work: ActorWork, env_steps: int, restarts: int, newest: Newest) -> None:
+        setup, environment = work.setup.loaded()
         setup = dataclasses.replace(setup, env_steps=env_steps, restarts=restarts)
         rows = setup.message_rows()
         one = DataCollectionQueue(setup.transition, rows, 1, further=setup.further_fields)

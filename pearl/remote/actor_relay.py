@@ -1,0 +1,173 @@
+"""Between the Ray actor that runs an Actor and the run's queues: messages of it are put there as a local one would."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pearl.actors.report import Report
+from pearl.errors import QueueClosedError
+from pearl.ipc.queues import WeightSyncQueue
+from pearl.remote.actor_worker import ActorWork, Newest, RemoteActor, Reply
+from pearl.remote.bridge import PLACED_S, POLL_S, Bridge, EndedError, Relay, RemoteWords
+from pearl.runtime.queues import DataCollectionQueue
+
+_AHEAD = 2  # calls of one actor under way: one works while the answer of the other travels
+_FRESH_S = 0.01  # weights are put into Ray at most so often
+
+
+@dataclass(frozen=True)
+class ActorLine:
+    """What connects one Actor with the host."""
+
+    name: str
+    work: ActorWork
+    dcq: DataCollectionQueue
+    words: RemoteWords
+    report: Report
+
+
+@dataclass(frozen=True)
+class ActorLines:
+    """Some Actors, with what all of them are sent."""
+
+    lines: Sequence[ActorLine]
+    wsq: WeightSyncQueue
+    statistics: WeightSyncQueue | None
+
+    def relays(self, bridge: Bridge) -> Sequence[Relay]:
+        """See `Work`."""
+        make = bridge.ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(
+            RemoteActor
+        )
+        source = _Source(bridge.ray, self.wsq, self.statistics)
+        return [_ActorRelay(bridge, line, source, make) for line in self.lines]
+
+
+class _Source:
+    """The newest weights and statistics of the run, each put into Ray once."""
+
+    def __init__(self, ray: Any, wsq: WeightSyncQueue, statistics: WeightSyncQueue | None) -> None:
+        self._ray, self._wsq, self._statistics = ray, wsq.reader(), statistics and statistics.reader()
+        self._lock = threading.Lock()
+        self._newest = Newest(None, 0, None)
+        self._number = 0
+        self._reference: Any = None
+        self._polled_at = 0.0
+
+    def since(self, number: int) -> tuple[int, int, Any]:
+        """Number, version of the weights, and what to send to an actor that was sent `number` before."""
+        with self._lock:
+            self._poll()
+            if number == self._number:
+                return number, self._newest.version, Newest(None, self._newest.version, None)
+            return self._number, self._newest.version, self._reference
+
+    def _poll(self) -> None:
+        now = time.monotonic()
+        if now - self._polled_at < _FRESH_S and self._number:
+            return
+        self._polled_at = now
+        weights = self._wsq.poll()
+        statistics = None if self._statistics is None else self._statistics.poll()
+        if weights is None and statistics is None and self._number:
+            return
+        before = self._newest
+        self._newest = Newest(
+            before.weights if weights is None else weights.copy(),
+            self._wsq.version,
+            before.statistics if statistics is None else statistics.copy(),
+        )
+        self._reference, self._number = self._ray.put(self._newest), self._number + 1
+
+
+class _ActorRelay(Relay):
+    """One Ray actor after the other fills the queue of one Actor of the run."""
+
+    def __init__(self, bridge: Bridge, line: ActorLine, source: _Source, make: Any) -> None:
+        super().__init__(bridge, line.name, line.words)
+        self._line, self._source, self._make = line, source, make
+        self._beats = -1  # of the present actor's, as last heard
+
+    def run(self) -> None:
+        words = self.words
+        started = 0
+        try:
+            while not self.is_over:
+                wanted = words[RemoteWords.WANTED]
+                if wanted == started:
+                    time.sleep(POLL_S)
+                    continue
+                started = wanted
+                try:
+                    self._serve(wanted)
+                except EndedError as end:
+                    if not self.is_over:
+                        self._line.report.fail(str(end))
+                words[RemoteWords.ENDED] = wanted
+        except QueueClosedError:
+            pass
+        except BaseException as error:
+            self.bridge.failure = error
+        words[RemoteWords.ENDED] = words[RemoteWords.WANTED]
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self._line.dcq.native.closed) or self.bridge.is_over
+
+    def _serve(self, wanted: int) -> None:
+        """Start a Ray actor and pass its messages on until it or the run ends."""
+        words, line = self.words, self._line
+        self._beats = -1
+        actor = self._make.remote()
+        try:
+            self.check_node(self.get(actor.about.remote(), wanted, PLACED_S))
+            number, version, newest = self._source.since(-1)
+            arguments = (line.work, words[RemoteWords.ENV_STEPS], words[RemoteWords.RESTARTS], newest)
+            self.get(actor.start.remote(*arguments), wanted)
+            under_way: deque[tuple[Any, int]] = deque()
+            while True:
+                while len(under_way) < _AHEAD:
+                    number, version, newest = self._source.since(number)
+                    under_way.append((actor.take.remote(newest), version))
+                reference, version = under_way.popleft()
+                reply: Reply = self.get(reference, wanted)
+                self._note(reply)
+                if reply.policy != version:
+                    raise EndedError(f"It has the weights of version {reply.policy}; it was sent {version}.")
+                self._pass_on(reply)
+        finally:
+            self.ray.kill(actor, no_restart=True)
+
+    def _note(self, reply: Reply) -> None:
+        report = self._line.report
+        if reply.failure is not None:
+            raise EndedError(reply.failure)
+        if reply.beats != self._beats:
+            self._beats = reply.beats
+            report.beat()
+        if reply.is_ready and not report.is_ready:
+            report.ready()
+
+    def _pass_on(self, reply: Reply) -> None:
+        first = 0
+        for i, rows in enumerate(reply.rows):
+            end = first + int(rows)
+            while (slot := self._line.dcq.reserve(POLL_S)) is None:
+                if self.is_over:
+                    raise QueueClosedError("The run is over.")
+                self._line.report.beat()  # it waits for the run
+            for name, column in reply.columns.items():
+                slot[name][: end - first] = column[first:end]
+            for name, stacked in reply.others.items():
+                slot[name][...] = stacked[i]
+            # Clocks of other machines differ: the message ends now.
+            begin, over = reply.others["span"][i]
+            now = time.perf_counter()
+            slot["span"][:] = now - (over - begin), now
+            self._line.dcq.publish(int(rows))
+            first = end
