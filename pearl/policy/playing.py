@@ -172,7 +172,10 @@ def _make_shown(spec: ActorSpec, video: str | Path | None, prefix: str) -> gym.E
     except gym.error.DependencyNotInstalled as error:
         raise EnvError(f"Environment {name!r} needs a package that is not installed: {error}") from error
     except Exception as error:
-        raise EnvError(f'Environment {name!r} cannot be made with render_mode="{mode}": {error}') from error
+        raise EnvError(
+            f'Environment {name!r} cannot be made with render_mode="{mode}": {error}. One that is shown must take that '
+            "argument; `pearl evaluate` needs no pictures."
+        ) from error
     modes = env.metadata.get("render_modes", [])
     if env.render_mode != mode or mode not in [*modes, "human"]:
         env.close()
