@@ -30,7 +30,8 @@ from composer.codegen.python_source import literal
 from composer.composition import ChosenSetting, Composition, RolloutComposition
 from composer.edited import check_edited
 from composer.evidence import MatrixAt, all_modelled, gather_evidence
-from composer.learners import check_host, check_learners, refuse_learners
+from composer.learners import check_host, check_learners, refuse_learners, refuse_two_searches, stated_learners
+from composer.learners_prediction import LearnersPredictions
 from composer.matrix import AssignmentMatrix, Candidacy, LearnerCell, PairCell
 from composer.on_policy.composition import (
     ComposedRollouts,
@@ -155,7 +156,8 @@ class Composer:
         self._implementation = AUTO
         self._imported_from: str | None = None
         self._replay: ReplaySpec | None = None
-        self._learners = ONE_LEARNER
+        self._learners = self._stated_learners = ONE_LEARNER
+        self._auto_learners: tuple[str, ...] = ()
         self._rollout: dict[str, Any] = {}
         self._training: dict[str, Any] = {}
         self._auto: tuple[str, ...] = ()
@@ -345,8 +347,8 @@ class Composer:
 
     def set_learners(
         self,
-        count: int,
-        average_every: int = LearnersSpec.average_every,
+        count: int | str,
+        average_every: int | str = LearnersSpec.average_every,
         moments: MomentsRule = LearnersSpec.moments,
         overlap: int = LearnersSpec.overlap,
     ) -> None:
@@ -355,10 +357,16 @@ class Composer:
         Each has its part of every batch, and of the replay a bank. `average_every` are the gradient steps of each
         between two averages (H). `moments` of the optimizers are each Learner's own ("keep"), averaged ("average"), or
         reset at an average ("reset"). While an average is made, each Learner makes `overlap` further steps, at most H;
-        with 0 it waits. `count` 1 is the program of one Learner. Raises ConfigurationError for a value that
-        `LearnersSpec` refuses; `run` names what several Learners cannot do.
+        with 0 it waits. `count` 1 is the program of one Learner.
+
+        Either number may be "auto": `run` then measures 2, 4, 8, ... Learners, as far as cores, batch and replay
+        allow, and takes the fastest, with the shortest interval that is nearly as fast; one Learner, where several
+        gain little or are not possible. `placement.learners_choice` has what was compared. Raises ConfigurationError
+        for a value that `LearnersSpec` refuses; `run` names what a stated count of several Learners cannot do.
         """
-        self._learners = LearnersSpec(count, average_every, moments, overlap)
+        numbers, auto = stated_learners(count, average_every, overlap)
+        self._auto_learners = auto
+        self._learners = self._stated_learners = LearnersSpec(**numbers, moments=moments, overlap=overlap)
 
     def set_rollout(self, **settings: Any) -> None:
         """Override fields of `RolloutSpec` for on-policy training: horizon, epochs, gae_lambda, policy_lag, ...
@@ -470,7 +478,7 @@ class Composer:
             make_trainer(self._trainer_class, *spaces, settings=dict(self._settings))
         elif self.learns_from_rollouts:
             refuse_replay_settings(self._trainer_class, self._replay, self._training, self._auto, self._metric)
-            refuse_learners(self._trainer_class, self._learners)
+            refuse_learners(self._trainer_class, self._stated_learners)
             rollout_problem(
                 *(self._trainer_class, self._settings, self._actors, self._rollout, self._training),
                 *(self._implementation, self._imported_from, self._say),
@@ -498,7 +506,8 @@ class Composer:
         """
         self._refuse_rollouts()
         budget, planner = Budget.of(budget_s), self._prepare(Planner)
-        self._place(planner, self._decision(planner)[0], planner.matrix(), budget)
+        matrix = planner.matrix()
+        self._place(planner, self._decision(planner, matrix)[0], matrix, budget)
         return frozenset(planner.missing)
 
     def resized(
@@ -640,7 +649,9 @@ class Composer:
         if self._actors is None or self._trainer_class is None:
             raise ConfigurationError("Composer.run() needs set_actors(num_actors, env=...) to be called first.")
         refuse_replay_settings(self._trainer_class, self._replay, self._training, self._auto, self._metric)
-        refuse_learners(self._trainer_class, self._learners)
+        refuse_learners(self._trainer_class, self._stated_learners)
+        if "count" in self._auto_learners:
+            self._say(f"one Learner: {self._trainer_class.__name__} learns from rollouts, and has no banks of a replay")
         stated, store = self._read_files(), CalibrationStore(self._store_path, remeasure=self._remeasure)
         self._begin_actor(store, stated)
         chosen = None
@@ -814,21 +825,58 @@ class Composer:
     ) -> Profiler:
         """Compose, and again if a search changes settings; the last profiler."""
 
-        def compose() -> Profiler:
+        def compose(budget: Budget = budget) -> Profiler:
             with ending_waiting():
                 profiler = self._prepare(Profiler, timesteps, thorough=thorough or budget.stated)
                 profiler.watch = watch or profiler.watch
                 self._compose(profiler, budget)
             return profiler
 
+        self._learners = self._stated_learners
         self._set_found(start_of(self._auto))  # a composer that runs again searches as it did before
         self._ratio_reason = None
         if REPLAY_RATIO in self._auto:
             self._training.pop(REPLAY_RATIO, None)
+        if self._auto_learners:
+            return self._with_learners(compose, budget)
         profiler = compose()
         if self._auto and self._tune(profiler.store, budget):
             return compose()
         return profiler
+
+    def _with_learners(self, compose: Callable[[Budget], Profiler], budget: Budget) -> Profiler:
+        """Compose with as many Learners as are fastest, by measurements of their parts; the last profiler."""
+        profiler = compose(dataclasses.replace(budget, seconds=0.0))
+        predictions = self._predictions(profiler)
+        choice = predictions.choice(self._stated_learners, self._auto_learners, self._timesteps)
+        self._say(f"Learners: {choice.reason}")
+        chosen = self._stated_learners
+        if choice.count > 1:
+            chosen = dataclasses.replace(chosen, count=choice.count, average_every=choice.average_every)
+        misses, hits = profiler.misses + predictions.misses, profiler.hits
+        if chosen != self._learners or (choice.count == 1 and budget.seconds):
+            self._learners = chosen
+            profiler = compose(budget)
+            profiler.misses, profiler.hits = profiler.misses + misses, hits
+        else:
+            profiler.misses = misses
+        self._placement = dataclasses.replace(self.placement, learners_choice=choice)
+        return profiler
+
+    def _predictions(self, profiler: Profiler) -> LearnersPredictions:
+        problem = _made(self._problem, "problem")
+
+        def profiled(
+            several: Problem, platform: Platform
+        ) -> tuple[Profiler, AssignmentMatrix, Callable[..., Placement]]:
+            other = Profiler(platform, _profiled(several), profiler.store, self._say, thorough=profiler.thorough)
+            other.watch = profiler.watch
+            matrix = other.matrix()
+            decide = self._decision(other, matrix, several)[0]
+            other.forget_storage()
+            return other, matrix, decide
+
+        return LearnersPredictions(problem, profiler, self.matrix, self.placement, profiled)
 
     def _compose(self, profiler: Profiler, budget: Budget) -> None:
         """Set matrix and placement, and keep the machine in the store."""
@@ -838,7 +886,7 @@ class Composer:
         for line in imported:
             self._say(line)
         self._keep_machine(profiler.platform, profiler.store)
-        decide, rule = self._decision(profiler)
+        decide, rule = self._decision(profiler, matrix)
         profiler.forget_storage()
         placement = self._place(profiler, decide, matrix, budget)
         imports = f", {profiler.imports} imported" if profiler.imports else ""
@@ -899,9 +947,12 @@ class Composer:
             self._actors = dataclasses.replace(_made(self._actors, "actors"), **actors)
         self._training = self._training | {n: value for n, value in values.items() if n not in _ACTOR_FIELDS}
 
-    def _decision(self, profiler: Profiler) -> tuple[Callable[..., Placement], StorageRule]:
-        """`place` for this problem, and the rule for the Data Storage that it follows."""
-        problem, platform = _made(self._problem, "problem"), profiler.platform
+    def _decision(
+        self, profiler: Profiler, matrix: AssignmentMatrix, problem: Problem | None = None
+    ) -> tuple[Callable[..., Placement], StorageRule]:
+        """`place` for this problem, or another, and the rule for the Data Storage that it follows."""
+        problem, platform = problem or _made(self._problem, "problem"), profiler.platform
+        several = profiler.side_by_side(matrix)
         devices = {device.name: device for device in platform.devices}
         rule = StorageRule(devices, platform.host.name, problem.replay, problem.transition.nbytes)
         decide = functools.partial(
@@ -917,7 +968,8 @@ class Composer:
             replay_ratio=problem.train.replay_ratio,
             priority_update_delay=problem.train.priority_update_delay,
             learners=problem.learners,
-            average_us=profiler.average_us,
+            average_us=0.0 if several is None else several.average_us,
+            stretch=1.0 if several is None else several.stretch(problem.learners),
         )
         return decide, rule
 
@@ -1095,6 +1147,8 @@ class Composer:
             learners=self._learners,
         )
         check_problem(problem)
+        if self._auto_learners:
+            refuse_two_searches(self._auto_learners, self._auto)
         if self._learners.count > 1:
             check_learners(problem, trainer, self._auto)
         return problem

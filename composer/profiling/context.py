@@ -54,7 +54,7 @@ QUICK_BUDGET_S = 0.3  # of one that need not be thorough
 _SLOW = 2.0  # a Learner of which a bound is so many times the time of another one is not measured
 
 _FANOUTS = (4, 8, 16, 32, 64)
-_WITH_LEARNER = ("learner", "pair")  # primitives that run the Learner
+_WITH_LEARNER = ("learner", "pair", "learners")  # primitives that run the Learner
 
 _Storage = TypeVar("_Storage", bound=AnyStorage)
 
