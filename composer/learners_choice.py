@@ -125,41 +125,38 @@ def choose_learners(
 ) -> LearnersChoice:
     """The fastest of `one` Learner and of `counts` in rising order, with all waiting included.
 
-    Of each count, the shortest interval counts that is nearly as fast as its fastest (`NEAR`). Counts rise as long as
-    the prediction does; one that is taken has to be faster by `WORTH_A_LEARNER` than the one that was taken before.
+    Counts, each at its fastest interval, rise as long as the prediction does; one that is taken has to be faster by
+    `WORTH_A_LEARNER` than the one that was taken before. Of its intervals, the shortest is chosen that is nearly as
+    fast as the fastest (`NEAR`).
     `one`: None, where the count is stated. `every` is the stated interval; None: one of `intervals`. `left_out` says
     why there are no more counts. Raises what `predict` raises if there is nothing else to choose.
     """
     candidates = [] if one is None else [one]
     reasons = list(left_out)
-    chosen, last = one, one
+    fastest, last, of_count = one, one, candidates[:]
     for place, count in enumerate(counts):
         try:
             at = predict(count)
         except PearlError as error:
-            if chosen is None:
+            if fastest is None:
                 raise
             reasons.insert(0, str(error).partition("\n")[0])  # more of them are not possible either
             break
         found = [at(steps) for steps in (intervals.allowed(count) if every is None else (every,))]
         candidates += found
-        best = _shortest_of_the_fastest(found)
-        if chosen is None or best.overall_eps >= WORTH_A_LEARNER * chosen.overall_eps:
-            chosen = best
+        best = max(found, key=lambda candidate: candidate.overall_eps)
+        if fastest is None or best.overall_eps >= WORTH_A_LEARNER * fastest.overall_eps:
+            fastest, of_count = best, found
         if last is not None and best.overall_eps <= last.overall_eps:
             if rest := counts[place + 1 :]:
                 reasons.insert(0, f"{_listed(rest)} Learners are not measured, as {count} are no faster than fewer")
             break
         last = best
-    assert chosen is not None
+    assert fastest is not None
+    chosen = next(candidate for candidate in of_count if candidate.overall_eps * NEAR >= fastest.overall_eps)
     reason = _reason(chosen, candidates, one, reasons)
     bound = intervals.text if every is None else f"H = {every} is stated"
     return LearnersChoice(chosen.count, chosen.average_every, tuple(candidates), tuple(reasons), bound, reason)
-
-
-def _shortest_of_the_fastest(found: Sequence[LearnersCandidate]) -> LearnersCandidate:
-    fastest = max(candidate.overall_eps for candidate in found)
-    return next(candidate for candidate in found if candidate.overall_eps * NEAR >= fastest)
 
 
 def _reason(
