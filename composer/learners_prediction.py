@@ -59,7 +59,8 @@ class LearnersPredictions:
 
         if "count" not in auto:
             return choose_learners((stated.count,), intervals, predict, every=every)
-        cores = self._profiler.platform.host.cores or 1
+        host = self._profiler.platform.host
+        cores = host.cores or 1
         counts = [2**power for power in range(1, cores.bit_length()) if 2**power <= cores]
         return choose_learners(
             counts,
@@ -67,9 +68,7 @@ class LearnersPredictions:
             predict,
             one=self._candidate(self._placement, self._profiler, self._matrix),
             every=every,
-            left_out=[
-                f"more than {max(counts, default=1)} Learner(s): {self._profiler.platform.host.name} has {cores} core(s)"
-            ],
+            left_out=[f"more than {max(counts, default=1)} Learner(s): {host.name} has {cores} core(s)"],
         )
 
     def _gradient_steps(self, timesteps: int) -> float:

@@ -15,6 +15,8 @@ from test_cli import invoke
 from test_learners_program import TINY, TRAINING, composer_of
 
 from composer import learners_choice
+from composer.composition import Composition
+from composer.html_report.composition_view import view
 from composer.learners_choice import (
     INTERVALS,
     NEAR,
@@ -153,6 +155,8 @@ def test_the_composer_chooses_and_says_why(
     assert choice.reason in " ".join(shown.split())
     assert "Learners, and steps between averages (H)" in explained
     assert Placement.from_json(placement.to_json()) == placement
+    facts = dict(view(Composition.of(composer.platform, composer.matrix, placement)).facts)
+    assert choice.reason in facts["Count of Learners"]
     program = composer.runtime_gen(path=tmp_path / "program.py", timesteps=1600).read_text()
     (tmp_path / "placement.json").write_text(placement.to_json())
     found = invoke("explain", str(tmp_path / "placement.json"))
