@@ -21,6 +21,7 @@ import gymnasium as gym
 import numpy as np
 
 from composer.absent import check_absent, unlike_measured
+from composer.actor_nodes import ActorNode, spread
 from composer.algorithm1 import parse_metric, place, watts_missing
 from composer.calibrated_machine import discovered_before, machine_of
 from composer.calibration import CalibrationStore
@@ -50,9 +51,10 @@ from composer.on_policy.profiling import RolloutProfiler
 from composer.on_policy.program import RolloutSource, generate_rollouts
 from composer.on_policy.trials import RolloutTrials
 from composer.placement import Metric, Placement, WholeIteration
-from composer.platform import Platform, usable, with_cores_of_host
+from composer.platform import Node, Platform, usable, with_cores_of_host
 from composer.power import power_of, power_plan, with_rates
 from composer.problem import Problem, TrainingProblem
+from composer.profiling.context import ProfilingContext
 from composer.profiling.profiler import Profiler
 from composer.report import short_number
 from composer.storage_rule import StorageRule, storage_stays_on_host
@@ -146,6 +148,8 @@ class Composer:
         self._store_path, self._remeasure = calibration, remeasure
         self._device_file: Path | None = None
         self._connection_file: Path | None = None
+        self._cluster: tuple[str, tuple[str, ...] | None] | None = None
+        self._cluster_nodes: tuple[Node, ...] | None = None
         self._metric: Metric = "throughput"
         self._actors: ActorSpec | None = None
         self._trainer_class: type | None = None
@@ -168,6 +172,7 @@ class Composer:
         self._matrix: AssignmentMatrix | None = None
         self._placement: Placement | None = None
         self._edited: Placement | None = None
+        self._actor_nodes: tuple[ActorNode, ...] = ()
         self._problem: Problem | None = None
         self._extract: Callable[[], tuple[NetworkSpec, ...]] = tuple
         self._on_policy: ComposedRollouts | None = None
@@ -184,6 +189,21 @@ class Composer:
     def set_connection_file(self, path: str | Path) -> None:
         """The connection CSV."""
         self._connection_file = Path(path)
+
+    def set_cluster(self, address: str, nodes: Sequence[str] | None = None) -> None:
+        """A Ray cluster on whose nodes the Actors run (docs/remote_actors.md): "auto", or "host:port".
+
+        `run` connects to it, measures latency and bandwidth between this machine and its other nodes, all or those
+        that `nodes` names, and gives each a part of the Actors, by its cores and by what its connection carries. Start
+        the program with --ray and the address. Rows of the device CSV with a `node` need no address if the connection
+        CSV has rows for them. Raises ConfigurationError for names that are no list.
+        """
+        if not isinstance(address, str) or not address:
+            raise ConfigurationError(f'set_cluster takes an address, "auto" or "host:port"; found {address!r}.')
+        if nodes is not None and (isinstance(nodes, str) or not all(isinstance(node, str) for node in nodes)):
+            raise ConfigurationError(f"nodes of set_cluster must be a list of names; found {nodes!r}.")
+        self._cluster = address, None if nodes is None else tuple(nodes)
+        self._cluster_nodes = None
 
     def set_opt_metric(self, metric: str) -> None:
         """What to optimise: "throughput" (EPS) or "power_efficiency" (EPS per watt)."""
@@ -537,6 +557,14 @@ class Composer:
                 "made in advance for a family of sizes: compose it (`pearl compose`, or run()), which makes them."
             )
 
+    def _refuse_nodes(self, stated: Platform | None = None) -> None:
+        if self._cluster is not None or (stated is not None and stated.nodes):
+            raise ConfigurationError(
+                f"{_made(self._trainer_class, 'trainer').__name__} trains on rollouts, which must be by the newest "
+                "policy: its Actors run on this machine. Leave out set_cluster (cluster in [platform]), and devices "
+                "with a node."
+            )
+
     def runtime_gen(
         self,
         replay: Any = None,
@@ -653,6 +681,7 @@ class Composer:
         if "count" in self._auto_learners:
             self._say(f"one Learner: {self._trainer_class.__name__} learns from rollouts, and has no banks of a replay")
         stated, store = self._read_files(), CalibrationStore(self._store_path, remeasure=self._remeasure)
+        self._refuse_nodes(stated)
         self._begin_actor(store, stated)
         chosen = None
         if self._chooses_settings:
@@ -746,9 +775,10 @@ class Composer:
         folder = Path(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_csv(
-                self.platform.devices, self.platform.connections, folder / "devices.csv", folder / "connections.csv"
-            )
+            nodes = self.platform.nodes
+            devices = (*self.platform.devices, *(node.device for node in nodes))
+            links = (*self.platform.connections, *(node.link for node in nodes if node.link is not None))
+            write_csv(devices, links, folder / "devices.csv", folder / "connections.csv")
             write_text(folder / "matrix.json", self.matrix.to_json() + "\n")
             write_text(folder / "placement.json", self.placement.to_json() + "\n")
         except OSError as error:
@@ -802,7 +832,7 @@ class Composer:
         self._problem = self._check_problem(store, stated)
         if timesteps is not None:
             check_training_begins(self._problem.train, timesteps)
-        self._platform = stated or self._discover(store, thorough=thorough)
+        self._platform = self._with_cluster(stated or self._discover(store, thorough=thorough))
         self._check_devices(self._platform)
         for line in unlike_measured(self._platform, store):
             self._say(line)
@@ -811,6 +841,11 @@ class Composer:
             self._problem,
             lambda p: kind(platform, _profiled(p), store, self._say, thorough=thorough),
             platform.host,
+        )
+        self._problem = self._on_nodes(
+            self._problem,
+            lambda p: kind(platform, _profiled(p), store, self._say, thorough=thorough),
+            platform,
         )
         problem = self._problem if platform.host.absent else _profiled(self._problem)
         return kind(platform, problem, store, self._say, thorough=thorough)
@@ -893,7 +928,9 @@ class Composer:
         self._say(f"profiled: {profiler.misses} measured, {profiler.hits} known from earlier runs{imports}")
         evidence = gather_evidence(decide, placement, matrix, profiler.platform, rule, self._matrix_at(profiler.store))
         reason = self._ratio_reason
-        self._placement = dataclasses.replace(placement, evidence=evidence, replay_ratio_reason=reason)
+        self._placement = dataclasses.replace(
+            placement, evidence=evidence, replay_ratio_reason=reason, actor_nodes=self._actor_nodes
+        )
 
     def _place(
         self, profiler: Profiler, decide: Callable[..., Placement], matrix: AssignmentMatrix, budget: Budget
@@ -901,7 +938,8 @@ class Composer:
         def decided(wholes: Mapping[Candidacy, WholeIteration]) -> Placement:
             return decide(matrix, profiler.platform, wholes=wholes)
 
-        if profiler.problem.learners.count > 1:  # whose programs have no --bench
+        problem = profiler.problem
+        if problem.learners.count > 1 or problem.actors.nodes:  # programs without --bench, or with --ray
             return decided({})
         with self._programs(profiler, _made(self._problem, "problem")) as programs:
             return Trials(programs, decided, budget, self._say).placed()
@@ -1037,6 +1075,35 @@ class Composer:
 
         self._actors = fastest(problem.actors, lambda actors: profiler(with_actors(actors)).collection_us, self._say)
         return with_actors(self._actors)
+
+    def _with_cluster(self, platform: Platform) -> Platform:
+        """The platform with the nodes of the user's cluster, whose connections are measured once."""
+        if self._cluster is None:
+            return platform
+        if self._cluster_nodes is None:
+            from composer.cluster import with_cluster
+
+            self._cluster_nodes = with_cluster(platform, *self._cluster, self._say).nodes
+        return dataclasses.replace(platform, nodes=self._cluster_nodes)
+
+    def _on_nodes(
+        self, problem: Problem, profiler: Callable[[Problem], ProfilingContext], platform: Platform
+    ) -> Problem:
+        """The problem with its Actors on the nodes of the platform, if it has any."""
+        self._actor_nodes = ()
+        if not platform.nodes:
+            return problem
+        if unsuited := [name for name in _ACTOR_FIELDS if name in self._auto]:
+            raise ConfigurationError(
+                f'{unsuited[0]} cannot be "auto" with Actors on other nodes: the search tries programs on this '
+                "machine. State a number."
+            )
+        here = min(problem.actors.count, platform.host.cores or 1)
+        self._actor_nodes = spread(problem, platform, profiler(problem).collection_us * here)
+        nodes = tuple((found.node, found.actors) for found in self._actor_nodes if found.actors)
+        for found in self._actor_nodes:
+            self._say(f"{found.actors} Actor(s) on {found.node or 'this machine'}: {found.why}")
+        return dataclasses.replace(problem, actors=dataclasses.replace(problem.actors, nodes=nodes))
 
     def _chosen(
         self,

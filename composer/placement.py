@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from rich.console import RenderableType
 
+from composer.actor_nodes import ActorNode
 from composer.evidence import Evidence
 from composer.learners_choice import LearnersChoice
 from composer.matrix import Measurement, UnavailableDevice, UnsupportedLearner
@@ -372,7 +373,8 @@ class Placement:
     collect while the Learner trains; None: they run free. `replay_ratio_reason` says why, if the composer chose it.
     `evidence` is what `explain` shows beyond the costs. Several Learners (`learner_count`) have the parts of a batch of
     `batch_size`, and average after every `average_every` steps; an iteration is a step of each. `learners_choice` says
-    why there are so many, if the composer chose.
+    why there are so many, if the composer chose. `actor_nodes` are the machine and the nodes of a cluster with the
+    Actors of each; empty: all Actors are on the machine.
     """
 
     replay_manager: str
@@ -396,6 +398,7 @@ class Placement:
     learner_count: int = 1
     average_every: int = 0
     learners_choice: LearnersChoice | None = None
+    actor_nodes: tuple[ActorNode, ...] = ()
 
     FORMAT = "pearl-placement"
     VERSION = 3

@@ -162,7 +162,11 @@ def _choice_table(placement: Placement) -> Table:
     _add_row(table, "Learner", learner.device, tuning)
     _add_row(table, "Data Storage", placement.storage, f"{placement.transition_bytes:,} bytes per transition")
     actors = f"{placement.actor_count} x {placement.envs_per_actor} environments"
-    _add_row(table, "Actors", placement.host, actors)
+    if not placement.actor_nodes:
+        _add_row(table, "Actors", placement.host, actors)
+    for place in placement.actor_nodes:
+        where = place.device + (f", node {place.node}" if place.node else "")
+        _add_row(table, "Actors", where, f"{place.actors} x {placement.envs_per_actor} environments; {place.why}")
     power = "" if placement.watts is None else f", {placement.watts:,.0f} W, {_per_watt(placement)}"
     table.caption = (
         f"predicted: {short_number(placement.t_itr_us)} us per iteration, "

@@ -52,6 +52,7 @@ def view(made: Composition) -> View:
             ),
             ("Data Storage", f"{placement.storage}: {placement.transition_bytes:,} bytes per transition"),
             ("Actors", f"{placement.host}: {placement.actor_count} x {placement.envs_per_actor} environments"),
+            *((f"Actors on {p.node or placement.host}", f"{p.actors}: {p.why}") for p in placement.actor_nodes),
             *_several_learners(placement),
         ),
         iteration=f"An iteration takes {short_number(placement.t_itr_us)} µs: as long as the slowest of the stages "
