@@ -23,7 +23,8 @@ from pearl.actors.report import Report
 from pearl.devices.description import Connection, Device
 from pearl.errors import ConfigurationError, PearlError
 from pearl.extras import require_extra
-from pearl.remote.bridge import connected, names_of, no_cluster
+from pearl.remote.bridge import Needs, connected, no_cluster
+from pearl.remote.placing import names_of
 
 _PATIENCE_S = 60.0  # for the cluster to let this process in, and for a node to answer
 _LONGEST_S = 300.0  # of everything
@@ -144,7 +145,7 @@ def _measure(address: str, result: str, report: Report) -> None:
     watchdog.daemon = True
     try:
         watchdog.start()
-        ray = connected(address, 0)
+        ray = connected(address, Needs())
         watchdog.cancel()
         rows = [dataclasses.asdict(node) for node in _nodes(ray)]
         Path(result).write_text(json.dumps(rows), encoding="utf-8")

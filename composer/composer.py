@@ -887,7 +887,10 @@ class Composer:
         self._say(f"Learners: {choice.reason}")
         chosen = self._stated_learners
         if choice.count > 1:
-            chosen = dataclasses.replace(chosen, count=choice.count, average_every=choice.average_every)
+            every = choice.average_every
+            chosen = dataclasses.replace(
+                chosen, count=choice.count, average_every=every, overlap=min(chosen.overlap, every)
+            )
         misses, hits = profiler.misses + predictions.misses, profiler.hits
         if chosen != self._learners or (choice.count == 1 and budget.seconds):
             self._learners = chosen
@@ -1006,7 +1009,7 @@ class Composer:
             replay_ratio=problem.train.replay_ratio,
             priority_update_delay=problem.train.priority_update_delay,
             learners=problem.learners,
-            average_us=0.0 if several is None else several.average_us,
+            average_us=0.0 if several is None else several.waited_us(problem.learners),
             stretch=1.0 if several is None else several.stretch(problem.learners),
         )
         return decide, rule

@@ -30,7 +30,9 @@ def stated_learners(count: int | str, average_every: int | str, overlap: int) ->
                 f'{name} of set_learners ([learners]) must be a whole number, or "auto"; found {value!r}.'
             )
     auto = tuple(name for name, value in given.items() if value == AUTO and count != 1)
-    start = {"count": ONE_LEARNER.count, "average_every": max(ONE_LEARNER.average_every, overlap)}
+    start = {"count": ONE_LEARNER.count, "average_every": ONE_LEARNER.average_every}
+    if isinstance(overlap, int):
+        start["average_every"] = max(start["average_every"], overlap)  # which has at most so many
     return {name: start[name] if value == AUTO else value for name, value in given.items()}, auto
 
 

@@ -93,8 +93,14 @@ class LearnersPredictions:
         assert several is not None, "the matrix has the pair that was forced"
 
         def at(every: int) -> LearnersCandidate:
-            spec = dataclasses.replace(learners, average_every=every)
-            placement = decide(matrix, profiler.platform, learners=spec, stretch=several.stretch(spec))
+            spec = dataclasses.replace(learners, average_every=every, overlap=min(learners.overlap, every))
+            placement = decide(
+                matrix,
+                profiler.platform,
+                learners=spec,
+                average_us=several.waited_us(spec),
+                stretch=several.stretch(spec),
+            )
             return self._candidate(placement, profiler, matrix)
 
         return at
