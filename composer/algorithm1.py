@@ -83,6 +83,7 @@ def place(
     priority_update_delay: int = 1,
     learners: LearnersSpec = ONE_LEARNER,
     average_us: float = 0.0,
+    stretch: float = 1.0,
 ) -> Placement:
     """Run PEARL's Algorithm 1 on `matrix`.
 
@@ -110,7 +111,8 @@ def place(
 
     With several `learners`, an iteration is a step of each on its part of `batch_size`; the times of `matrix` are those
     of one of them, and `average_us` those of an average, of which an iteration has the share 1 / H (thesis Eq. 5.6,
-    without its bandwidths: parameters stay in one memory). Only the host's CPU takes several Learners.
+    without its bandwidths: parameters stay in one memory). A step of one takes `stretch` times as long as alone, with
+    the wait for the slowest. Only the host's CPU takes several Learners.
 
     Raises PlacementError where no pair is possible, ConfigurationError for an unknown metric, and for a missing
     active_watts where power counts.
@@ -130,6 +132,7 @@ def place(
         priority_update_delay,
         learners,
         average_us,
+        stretch,
     )
     for name, value in (
         ("batch_size", batch_size),
@@ -198,6 +201,7 @@ class _Search:
     delay: int
     learners: LearnersSpec
     average_us: float
+    stretch: float
 
     def pairs(self) -> tuple[list[Candidate], list[Impossible]]:
         """Every pair in the order of the matrix: the possible ones with their cost, the others with the reason."""
@@ -261,6 +265,8 @@ class _Search:
             inserts_between=joined,
             average_us=self.average_us / self.learners.average_every,
         ).with_storage(storage[0], learner=j)
+        alone_us = terms.sample_us + terms.gather_us + terms.learner_us + terms.update_us
+        terms = replace(terms, waiting_us=(self.stretch - 1) * alone_us)
         whole = self.wholes.get((i, j, learner.implementation))
         free = self._beside_actors(terms, j, learner, math.inf)
         if self.sharing is not None:

@@ -21,6 +21,7 @@ import gymnasium as gym
 import numpy as np
 
 from composer.absent import check_absent, unlike_measured
+from composer.actor_nodes import ActorNode, spread
 from composer.algorithm1 import parse_metric, place, watts_missing
 from composer.calibrated_machine import discovered_before, machine_of
 from composer.calibration import CalibrationStore
@@ -30,7 +31,8 @@ from composer.codegen.python_source import literal
 from composer.composition import ChosenSetting, Composition, RolloutComposition
 from composer.edited import check_edited
 from composer.evidence import MatrixAt, all_modelled, gather_evidence
-from composer.learners import check_host, check_learners, refuse_learners
+from composer.learners import check_host, check_learners, refuse_learners, refuse_two_searches, stated_learners
+from composer.learners_prediction import LearnersPredictions
 from composer.matrix import AssignmentMatrix, Candidacy, LearnerCell, PairCell
 from composer.on_policy.composition import (
     ComposedRollouts,
@@ -49,9 +51,10 @@ from composer.on_policy.profiling import RolloutProfiler
 from composer.on_policy.program import RolloutSource, generate_rollouts
 from composer.on_policy.trials import RolloutTrials
 from composer.placement import Metric, Placement, WholeIteration
-from composer.platform import Platform, usable, with_cores_of_host
+from composer.platform import Node, Platform, usable, with_cores_of_host
 from composer.power import power_of, power_plan, with_rates
 from composer.problem import Problem, TrainingProblem
+from composer.profiling.context import ProfilingContext
 from composer.profiling.profiler import Profiler
 from composer.report import short_number
 from composer.storage_rule import StorageRule, storage_stays_on_host
@@ -145,6 +148,8 @@ class Composer:
         self._store_path, self._remeasure = calibration, remeasure
         self._device_file: Path | None = None
         self._connection_file: Path | None = None
+        self._cluster: tuple[str, tuple[str, ...] | None] | None = None
+        self._cluster_nodes: tuple[Node, ...] | None = None
         self._metric: Metric = "throughput"
         self._actors: ActorSpec | None = None
         self._trainer_class: type | None = None
@@ -155,7 +160,8 @@ class Composer:
         self._implementation = AUTO
         self._imported_from: str | None = None
         self._replay: ReplaySpec | None = None
-        self._learners = ONE_LEARNER
+        self._learners = self._stated_learners = ONE_LEARNER
+        self._auto_learners: tuple[str, ...] = ()
         self._rollout: dict[str, Any] = {}
         self._training: dict[str, Any] = {}
         self._auto: tuple[str, ...] = ()
@@ -166,6 +172,7 @@ class Composer:
         self._matrix: AssignmentMatrix | None = None
         self._placement: Placement | None = None
         self._edited: Placement | None = None
+        self._actor_nodes: tuple[ActorNode, ...] = ()
         self._problem: Problem | None = None
         self._extract: Callable[[], tuple[NetworkSpec, ...]] = tuple
         self._on_policy: ComposedRollouts | None = None
@@ -182,6 +189,21 @@ class Composer:
     def set_connection_file(self, path: str | Path) -> None:
         """The connection CSV."""
         self._connection_file = Path(path)
+
+    def set_cluster(self, address: str, nodes: Sequence[str] | None = None) -> None:
+        """A Ray cluster on whose nodes the Actors run (docs/remote_actors.md): "auto", or "host:port".
+
+        `run` connects to it, measures latency and bandwidth between this machine and its other nodes, all or those
+        that `nodes` names, and gives each a part of the Actors, by its cores and by what its connection carries. Start
+        the program with --ray and the address. Rows of the device CSV with a `node` need no address if the connection
+        CSV has rows for them. Raises ConfigurationError for names that are no list.
+        """
+        if not isinstance(address, str) or not address:
+            raise ConfigurationError(f'set_cluster takes an address, "auto" or "host:port"; found {address!r}.')
+        if nodes is not None and (isinstance(nodes, str) or not all(isinstance(node, str) for node in nodes)):
+            raise ConfigurationError(f"nodes of set_cluster must be a list of names; found {nodes!r}.")
+        self._cluster = address, None if nodes is None else tuple(nodes)
+        self._cluster_nodes = None
 
     def set_opt_metric(self, metric: str) -> None:
         """What to optimise: "throughput" (EPS) or "power_efficiency" (EPS per watt)."""
@@ -345,8 +367,8 @@ class Composer:
 
     def set_learners(
         self,
-        count: int,
-        average_every: int = LearnersSpec.average_every,
+        count: int | str,
+        average_every: int | str = LearnersSpec.average_every,
         moments: MomentsRule = LearnersSpec.moments,
         overlap: int = LearnersSpec.overlap,
     ) -> None:
@@ -355,10 +377,16 @@ class Composer:
         Each has its part of every batch, and of the replay a bank. `average_every` are the gradient steps of each
         between two averages (H). `moments` of the optimizers are each Learner's own ("keep"), averaged ("average"), or
         reset at an average ("reset"). While an average is made, each Learner makes `overlap` further steps, at most H;
-        with 0 it waits. `count` 1 is the program of one Learner. Raises ConfigurationError for a value that
-        `LearnersSpec` refuses; `run` names what several Learners cannot do.
+        with 0 it waits. `count` 1 is the program of one Learner.
+
+        Either number may be "auto": `run` then measures 2, 4, 8, ... Learners, as far as cores, batch and replay
+        allow, and takes the fastest, with the shortest interval that is nearly as fast; one Learner, where several
+        gain little or are not possible. `placement.learners_choice` has what was compared. Raises ConfigurationError
+        for a value that `LearnersSpec` refuses; `run` names what a stated count of several Learners cannot do.
         """
-        self._learners = LearnersSpec(count, average_every, moments, overlap)
+        numbers, auto = stated_learners(count, average_every, overlap)
+        self._auto_learners = auto
+        self._learners = self._stated_learners = LearnersSpec(**numbers, moments=moments, overlap=overlap)
 
     def set_rollout(self, **settings: Any) -> None:
         """Override fields of `RolloutSpec` for on-policy training: horizon, epochs, gae_lambda, policy_lag, ...
@@ -470,7 +498,7 @@ class Composer:
             make_trainer(self._trainer_class, *spaces, settings=dict(self._settings))
         elif self.learns_from_rollouts:
             refuse_replay_settings(self._trainer_class, self._replay, self._training, self._auto, self._metric)
-            refuse_learners(self._trainer_class, self._learners)
+            refuse_learners(self._trainer_class, self._stated_learners)
             rollout_problem(
                 *(self._trainer_class, self._settings, self._actors, self._rollout, self._training),
                 *(self._implementation, self._imported_from, self._say),
@@ -498,7 +526,8 @@ class Composer:
         """
         self._refuse_rollouts()
         budget, planner = Budget.of(budget_s), self._prepare(Planner)
-        self._place(planner, self._decision(planner)[0], planner.matrix(), budget)
+        matrix = planner.matrix()
+        self._place(planner, self._decision(planner, matrix)[0], matrix, budget)
         return frozenset(planner.missing)
 
     def resized(
@@ -526,6 +555,14 @@ class Composer:
             raise ConfigurationError(
                 f"{_made(self._trainer_class, 'trainer').__name__} learns from rollouts. Its measurements cannot be "
                 "made in advance for a family of sizes: compose it (`pearl compose`, or run()), which makes them."
+            )
+
+    def _refuse_nodes(self, stated: Platform | None = None) -> None:
+        if self._cluster is not None or (stated is not None and stated.nodes):
+            raise ConfigurationError(
+                f"{_made(self._trainer_class, 'trainer').__name__} trains on rollouts, which must be by the newest "
+                "policy: its Actors run on this machine. Leave out set_cluster (cluster in [platform]), and devices "
+                "with a node."
             )
 
     def runtime_gen(
@@ -640,8 +677,11 @@ class Composer:
         if self._actors is None or self._trainer_class is None:
             raise ConfigurationError("Composer.run() needs set_actors(num_actors, env=...) to be called first.")
         refuse_replay_settings(self._trainer_class, self._replay, self._training, self._auto, self._metric)
-        refuse_learners(self._trainer_class, self._learners)
+        refuse_learners(self._trainer_class, self._stated_learners)
+        if "count" in self._auto_learners:
+            self._say(f"one Learner: {self._trainer_class.__name__} learns from rollouts, and has no banks of a replay")
         stated, store = self._read_files(), CalibrationStore(self._store_path, remeasure=self._remeasure)
+        self._refuse_nodes(stated)
         self._begin_actor(store, stated)
         chosen = None
         if self._chooses_settings:
@@ -735,9 +775,10 @@ class Composer:
         folder = Path(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_csv(
-                self.platform.devices, self.platform.connections, folder / "devices.csv", folder / "connections.csv"
-            )
+            nodes = self.platform.nodes
+            devices = (*self.platform.devices, *(node.device for node in nodes))
+            links = (*self.platform.connections, *(node.link for node in nodes if node.link is not None))
+            write_csv(devices, links, folder / "devices.csv", folder / "connections.csv")
             write_text(folder / "matrix.json", self.matrix.to_json() + "\n")
             write_text(folder / "placement.json", self.placement.to_json() + "\n")
         except OSError as error:
@@ -791,7 +832,7 @@ class Composer:
         self._problem = self._check_problem(store, stated)
         if timesteps is not None:
             check_training_begins(self._problem.train, timesteps)
-        self._platform = stated or self._discover(store, thorough=thorough)
+        self._platform = self._with_cluster(stated or self._discover(store, thorough=thorough))
         self._check_devices(self._platform)
         for line in unlike_measured(self._platform, store):
             self._say(line)
@@ -800,6 +841,11 @@ class Composer:
             self._problem,
             lambda p: kind(platform, _profiled(p), store, self._say, thorough=thorough),
             platform.host,
+        )
+        self._problem = self._on_nodes(
+            self._problem,
+            lambda p: kind(platform, _profiled(p), store, self._say, thorough=thorough),
+            platform,
         )
         problem = self._problem if platform.host.absent else _profiled(self._problem)
         return kind(platform, problem, store, self._say, thorough=thorough)
@@ -814,21 +860,61 @@ class Composer:
     ) -> Profiler:
         """Compose, and again if a search changes settings; the last profiler."""
 
-        def compose() -> Profiler:
+        def compose(budget: Budget = budget) -> Profiler:
             with ending_waiting():
                 profiler = self._prepare(Profiler, timesteps, thorough=thorough or budget.stated)
                 profiler.watch = watch or profiler.watch
                 self._compose(profiler, budget)
             return profiler
 
+        self._learners = self._stated_learners
         self._set_found(start_of(self._auto))  # a composer that runs again searches as it did before
         self._ratio_reason = None
         if REPLAY_RATIO in self._auto:
             self._training.pop(REPLAY_RATIO, None)
+        if self._auto_learners:
+            return self._with_learners(compose, budget)
         profiler = compose()
         if self._auto and self._tune(profiler.store, budget):
             return compose()
         return profiler
+
+    def _with_learners(self, compose: Callable[[Budget], Profiler], budget: Budget) -> Profiler:
+        """Compose with as many Learners as are fastest, by measurements of their parts; the last profiler."""
+        profiler = compose(dataclasses.replace(budget, seconds=0.0))
+        predictions = self._predictions(profiler)
+        choice = predictions.choice(self._stated_learners, self._auto_learners, self._timesteps)
+        self._say(f"Learners: {choice.reason}")
+        chosen = self._stated_learners
+        if choice.count > 1:
+            every = choice.average_every
+            chosen = dataclasses.replace(
+                chosen, count=choice.count, average_every=every, overlap=min(chosen.overlap, every)
+            )
+        misses, hits = profiler.misses + predictions.misses, profiler.hits
+        if chosen != self._learners or (choice.count == 1 and budget.seconds):
+            self._learners = chosen
+            profiler = compose(budget)
+            profiler.misses, profiler.hits = profiler.misses + misses, hits
+        else:
+            profiler.misses = misses
+        self._placement = dataclasses.replace(self.placement, learners_choice=choice)
+        return profiler
+
+    def _predictions(self, profiler: Profiler) -> LearnersPredictions:
+        problem = _made(self._problem, "problem")
+
+        def profiled(
+            several: Problem, platform: Platform
+        ) -> tuple[Profiler, AssignmentMatrix, Callable[..., Placement]]:
+            other = Profiler(platform, _profiled(several), profiler.store, self._say, thorough=profiler.thorough)
+            other.watch = profiler.watch
+            matrix = other.matrix()
+            decide = self._decision(other, matrix, several)[0]
+            other.forget_storage()
+            return other, matrix, decide
+
+        return LearnersPredictions(problem, profiler, self.matrix, self.placement, profiled)
 
     def _compose(self, profiler: Profiler, budget: Budget) -> None:
         """Set matrix and placement, and keep the machine in the store."""
@@ -838,14 +924,16 @@ class Composer:
         for line in imported:
             self._say(line)
         self._keep_machine(profiler.platform, profiler.store)
-        decide, rule = self._decision(profiler)
+        decide, rule = self._decision(profiler, matrix)
         profiler.forget_storage()
         placement = self._place(profiler, decide, matrix, budget)
         imports = f", {profiler.imports} imported" if profiler.imports else ""
         self._say(f"profiled: {profiler.misses} measured, {profiler.hits} known from earlier runs{imports}")
         evidence = gather_evidence(decide, placement, matrix, profiler.platform, rule, self._matrix_at(profiler.store))
         reason = self._ratio_reason
-        self._placement = dataclasses.replace(placement, evidence=evidence, replay_ratio_reason=reason)
+        self._placement = dataclasses.replace(
+            placement, evidence=evidence, replay_ratio_reason=reason, actor_nodes=self._actor_nodes
+        )
 
     def _place(
         self, profiler: Profiler, decide: Callable[..., Placement], matrix: AssignmentMatrix, budget: Budget
@@ -853,7 +941,8 @@ class Composer:
         def decided(wholes: Mapping[Candidacy, WholeIteration]) -> Placement:
             return decide(matrix, profiler.platform, wholes=wholes)
 
-        if profiler.problem.learners.count > 1:  # whose programs have no --bench
+        problem = profiler.problem
+        if problem.learners.count > 1 or problem.actors.nodes:  # programs without --bench, or with --ray
             return decided({})
         with self._programs(profiler, _made(self._problem, "problem")) as programs:
             return Trials(programs, decided, budget, self._say).placed()
@@ -899,9 +988,12 @@ class Composer:
             self._actors = dataclasses.replace(_made(self._actors, "actors"), **actors)
         self._training = self._training | {n: value for n, value in values.items() if n not in _ACTOR_FIELDS}
 
-    def _decision(self, profiler: Profiler) -> tuple[Callable[..., Placement], StorageRule]:
-        """`place` for this problem, and the rule for the Data Storage that it follows."""
-        problem, platform = _made(self._problem, "problem"), profiler.platform
+    def _decision(
+        self, profiler: Profiler, matrix: AssignmentMatrix, problem: Problem | None = None
+    ) -> tuple[Callable[..., Placement], StorageRule]:
+        """`place` for this problem, or another, and the rule for the Data Storage that it follows."""
+        problem, platform = problem or _made(self._problem, "problem"), profiler.platform
+        several = profiler.side_by_side(matrix)
         devices = {device.name: device for device in platform.devices}
         rule = StorageRule(devices, platform.host.name, problem.replay, problem.transition.nbytes)
         decide = functools.partial(
@@ -917,7 +1009,8 @@ class Composer:
             replay_ratio=problem.train.replay_ratio,
             priority_update_delay=problem.train.priority_update_delay,
             learners=problem.learners,
-            average_us=profiler.average_us,
+            average_us=0.0 if several is None else several.waited_us(problem.learners),
+            stretch=1.0 if several is None else several.stretch(problem.learners),
         )
         return decide, rule
 
@@ -985,6 +1078,35 @@ class Composer:
 
         self._actors = fastest(problem.actors, lambda actors: profiler(with_actors(actors)).collection_us, self._say)
         return with_actors(self._actors)
+
+    def _with_cluster(self, platform: Platform) -> Platform:
+        """The platform with the nodes of the user's cluster, whose connections are measured once."""
+        if self._cluster is None:
+            return platform
+        if self._cluster_nodes is None:
+            from composer.cluster import with_cluster
+
+            self._cluster_nodes = with_cluster(platform, *self._cluster, self._say).nodes
+        return dataclasses.replace(platform, nodes=self._cluster_nodes)
+
+    def _on_nodes(
+        self, problem: Problem, profiler: Callable[[Problem], ProfilingContext], platform: Platform
+    ) -> Problem:
+        """The problem with its Actors on the nodes of the platform, if it has any."""
+        self._actor_nodes = ()
+        if not platform.nodes:
+            return problem
+        if unsuited := [name for name in _ACTOR_FIELDS if name in self._auto]:
+            raise ConfigurationError(
+                f'{unsuited[0]} cannot be "auto" with Actors on other nodes: the search tries programs on this '
+                "machine. State a number."
+            )
+        here = min(problem.actors.count, platform.host.cores or 1)
+        self._actor_nodes = spread(problem, platform, profiler(problem).collection_us * here)
+        nodes = tuple((found.node, found.actors) for found in self._actor_nodes if found.actors)
+        for found in self._actor_nodes:
+            self._say(f"{found.actors} Actor(s) on {found.node or 'this machine'}: {found.why}")
+        return dataclasses.replace(problem, actors=dataclasses.replace(problem.actors, nodes=nodes))
 
     def _chosen(
         self,
@@ -1095,6 +1217,8 @@ class Composer:
             learners=self._learners,
         )
         check_problem(problem)
+        if self._auto_learners:
+            refuse_two_searches(self._auto_learners, self._auto)
         if self._learners.count > 1:
             check_learners(problem, trainer, self._auto)
         return problem

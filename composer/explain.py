@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from composer.placement import BEYOND_PARTS, StorageOption
-from composer.report import ascii_table, left_out_line, plain, short_number
+from composer.report import ascii_table, learners_report, left_out_line, plain, short_number
 from pearl.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Explanation:
         shown = (placement.chosen, *rejected[: self.pairs])
         parts: list[RenderableType] = [
             _choice(placement),
+            *_several_learners(placement),
             _terms_table(placement, shown),
             *_stage_lines(placement, shown),
             *_reason_lines(placement, shown, len(rejected) + 1 - len(shown)),
@@ -115,6 +116,12 @@ def _choice(placement: Placement) -> Text:
     if best is not chosen:
         text += f"\nThis choice was edited. Algorithm 1 chose {_label(best)}."
     return Text(text + "\n")
+
+
+def _several_learners(placement: Placement) -> Iterator[RenderableType]:
+    if placement.learners_choice is not None:
+        yield from learners_report(placement.learners_choice)
+        yield Text("")
 
 
 def _terms_table(placement: Placement, shown: Sequence[Candidate]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from composer.problem import Problem
 from pearl.actors.actor import message_rows
@@ -12,9 +13,36 @@ from pearl.errors import ConfigurationError, PearlError
 from pearl.local_sgd.local_learner import check_banks
 from pearl.local_sgd.parameters import TrainerParameters
 from pearl.runtime.collection import insertion_rows
-from pearl.spec import LearnersSpec
+from pearl.spec import ONE_LEARNER, LearnersSpec
 
 ON_HOST_ONLY = "several Learners and their banks run on the CPU of the host"
+
+
+def stated_learners(count: int | str, average_every: int | str, overlap: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What `LearnersSpec` begins with, and the names of what the composer chooses ("auto").
+
+    Raises ConfigurationError for another text.
+    """
+    given = {"count": count, "average_every": average_every}
+    for name, value in given.items():
+        if isinstance(value, str) and value != AUTO:
+            raise ConfigurationError(
+                f'{name} of set_learners ([learners]) must be a whole number, or "auto"; found {value!r}.'
+            )
+    auto = tuple(name for name, value in given.items() if value == AUTO and count != 1)
+    start = {"count": ONE_LEARNER.count, "average_every": ONE_LEARNER.average_every}
+    if isinstance(overlap, int):
+        start["average_every"] = max(start["average_every"], overlap)  # which has at most so many
+    return {name: start[name] if value == AUTO else value for name, value in given.items()}, auto
+
+
+def refuse_two_searches(learners: Sequence[str], auto: Sequence[str]) -> None:
+    """Raise ConfigurationError where `auto` settings are to be searched, for which programs are tried."""
+    if auto:
+        raise ConfigurationError(
+            f'set_learners ([learners]) has {" and ".join(learners)} "auto", and {", ".join(auto)} is "auto" too, '
+            "for which programs of one Learner are tried. State one of them: the numbers found with one Learner, say."
+        )
 
 
 def refuse_learners(trainer_class: type, learners: LearnersSpec) -> None:

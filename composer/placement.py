@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from rich.console import RenderableType
 
+from composer.actor_nodes import ActorNode
 from composer.evidence import Evidence
+from composer.learners_choice import LearnersChoice
 from composer.matrix import Measurement, UnavailableDevice, UnsupportedLearner
 from composer.report import placement_report, plain, short_number
 from composer.serialization import from_document, to_document
@@ -38,7 +40,9 @@ class IterationTerms:
     `beyond_parts_us`, by how much an iteration of the whole program, where that was tried, took longer than its parts
     explain (less, if negative). The Learner gathers, if `learner_gathers`, else the host does.
 
-    Several Learners average their parameters after every H steps: `average_us` is an iteration's share of that.
+    Several Learners average their parameters after every H steps: `average_us` is an iteration's share of that, and
+    `waiting_us` what it takes longer than an iteration of one that trains alone: they share caches and memory, and wait
+    for the slowest of a round.
 
     With `inserts_between` the program inserts between iterations, not while the Learner trains.
 
@@ -63,6 +67,7 @@ class IterationTerms:
     learner_gathers: bool = False
     inserts_between: bool = False
     average_us: float = 0.0
+    waiting_us: float = 0.0
 
     @property
     def training_us(self) -> float:
@@ -99,7 +104,7 @@ class IterationTerms:
             "insertion": self.insert_us + self.store_us,
             "update": self.update_us,
             "training": self.learner_us,
-            "communication": transfers + self.messages_us + self.average_us,
+            "communication": transfers + self.messages_us + self.average_us + self.waiting_us,
             "iteration": self.t_itr_us,
         }
         return {name: value for name, value in parts.items() if value}
@@ -128,6 +133,8 @@ class IterationTerms:
         }
         if self.average_us:
             training["averaging"] = self.average_us
+        if self.waiting_us:
+            training["waiting for other Learners"] = self.waiting_us
         insertion = {"insertion": self.insert_us, "moving insertions to the RM": self.insert_transfer_us}
         messages = {"talking through the host": self.messages_us}
         if self.inserts_between:
@@ -365,7 +372,9 @@ class Placement:
     choice, call `with_choice` or edit the JSON document. `replay_ratio` is the assumed ratio at which the Actors
     collect while the Learner trains; None: they run free. `replay_ratio_reason` says why, if the composer chose it.
     `evidence` is what `explain` shows beyond the costs. Several Learners (`learner_count`) have the parts of a batch of
-    `batch_size`, and average after every `average_every` steps; an iteration is a step of each.
+    `batch_size`, and average after every `average_every` steps; an iteration is a step of each. `learners_choice` says
+    why there are so many, if the composer chose. `actor_nodes` are the machine and the nodes of a cluster with the
+    Actors of each; empty: all Actors are on the machine.
     """
 
     replay_manager: str
@@ -388,6 +397,8 @@ class Placement:
     evidence: Evidence | None = None
     learner_count: int = 1
     average_every: int = 0
+    learners_choice: LearnersChoice | None = None
+    actor_nodes: tuple[ActorNode, ...] = ()
 
     FORMAT = "pearl-placement"
     VERSION = 3

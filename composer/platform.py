@@ -28,6 +28,8 @@ from pearl.devices.description import (
     NAME_PATTERN,
     NAME_RULE,
     NEEDED_CONNECTION_COLUMNS,
+    NODE_PATTERN,
+    NODE_RULE,
     QUANTITIES,
     Connection,
     Device,
@@ -49,6 +51,7 @@ _BYTES_PER_US_PER_GBPS = 1e3  # 1 GB/s moves 10^9 bytes in 10^6 us
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", re.ASCII)
 _WHOLE = re.compile(r"[0-9]{1,12}", re.ASCII)
 _WHOLE_COLUMNS = ("cores", "dsp", "luts")
+_TEXT_COLUMNS = ("name", "selector", "shares_with", "calibration", "node")
 
 
 def _spellings(quantity: str, **factors: float) -> dict[str, tuple[str, float]]:
@@ -269,8 +272,12 @@ def read_devices(path: str | Path) -> tuple[Device, ...]:
         faults.raise_if_any()
     found: list[dict[str, Any]] = []
     lines: dict[str, int] = {}
+    nodes: dict[str, int] = {}
     for row in rows:
         found.append(_device_values(row))
+        if (node := row.text("node")) and node in nodes:
+            row.fault("node", "one row for each node", f" Line {nodes[node]} is of this node already.")
+        nodes.setdefault(node, row.line)
         name = row.text("name")
         if name in lines:
             row.fault("name", "each name once", f" Line {lines[name]} already has this name: rename one of them.")
@@ -287,7 +294,7 @@ def read_devices(path: str | Path) -> tuple[Device, ...]:
 
 
 def _device_values(row: _Row) -> dict[str, Any]:
-    values: dict[str, Any] = {column: row.text(column) for column in ("name", "selector", "shares_with", "calibration")}
+    values: dict[str, Any] = {column: row.text(column) for column in _TEXT_COLUMNS}
     if not NAME_PATTERN.fullmatch(values["name"]):
         row.fault("name", NAME_RULE)
     kind = values["kind"] = row.one_of("kind", KINDS)
@@ -305,6 +312,10 @@ def _device_values(row: _Row) -> dict[str, Any]:
                 check_calibration(kind, backend, values["calibration"])  # type: ignore[arg-type]  # one of KINDS
             except ConfigurationError as error:
                 row.fault("calibration", "the fingerprint of a device that was measured, or nothing", f" {error}")
+    if values["node"] and not NODE_PATTERN.fullmatch(values["node"]):
+        row.fault("node", NODE_RULE)
+    if values["node"] and kind and backend and (kind, backend) != ("cpu", "cpu"):
+        row.fault("node", "nothing, or a cpu of backend cpu", " Only Actors run on other nodes.")
     for column in QUANTITIES:
         values[column] = row.number(column, zero_allowed=column in MAY_BE_ZERO)
     return values
@@ -358,17 +369,38 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Node:
+    """The CPU of another node of a cluster, and its connection with the host; None: not known yet."""
+
+    device: Device
+    link: Connection | None = None
+
+
+@dataclass(frozen=True)
 class Platform:
-    """The devices of a machine, in the order of the file, and their connections."""
+    """The devices of a machine, in the order of the file, and their connections; and the `nodes` for Actors."""
 
     devices: tuple[Device, ...]
     connections: tuple[Connection, ...] = ()
+    nodes: tuple[Node, ...] = ()
 
     @classmethod
     def from_files(cls, device_path: str | Path, connection_path: str | Path) -> Platform:
         """Read both CSV files; raises DeviceFileError."""
-        devices = read_devices(device_path)
-        return cls(devices, read_connections(connection_path, devices))
+        rows = read_devices(device_path)
+        links = read_connections(connection_path, rows)
+        elsewhere = {device.name for device in rows if device.node}
+        here = cls(
+            tuple(device for device in rows if not device.node),
+            tuple(link for link in links if not elsewhere & {link.source, link.target}),
+        )
+        nodes = (Node(device, here._link_to(device, links)) for device in rows if device.node)
+        return replace(here, nodes=tuple(nodes)) if elsewhere else here
+
+    def _link_to(self, device: Device, links: Sequence[Connection]) -> Connection | None:
+        """The first of the links between the host and the device of a node."""
+        ends = {self.host.name, device.name}
+        return next((link for link in links if {link.source, link.target} == ends), None)
 
     @cached_property
     def _named(self) -> dict[str, Device]:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from composer.learners_choice import LearnersChoice
     from composer.matrix import AssignmentMatrix, Cell, LearnerCell, Measurement, UnsupportedLearner
     from composer.placement import Candidate, LearnerConfig, Placement
 
@@ -57,7 +58,28 @@ def _matrix_storage_table(matrix: AssignmentMatrix) -> Table:
 def placement_report(placement: Placement) -> RenderableType:
     """The choice, every pair and every place of the Data Storage with its cost, and everything that is left out."""
     tables = (_choice_table(placement), _pairs_table(placement), _storage_table(placement))
-    return Group(*tables, *_left_out_lines(placement))
+    choice = placement.learners_choice
+    several = () if choice is None else learners_report(choice)
+    return Group(*tables, *several, *_left_out_lines(placement))
+
+
+def learners_report(choice: LearnersChoice) -> tuple[RenderableType, ...]:
+    """The counts of Learners and the intervals that were compared, and why one was chosen."""
+    costs = ("Learners", "H", "EPS", "with the Actors' pace", "averaging us", "waiting us")
+    table = ascii_table("Learners, and steps between averages (H)", (*costs, "why"), right=costs)
+    for candidate in choice.candidates:
+        several = candidate.count > 1
+        _add_row(
+            table,
+            str(candidate.count),
+            str(candidate.average_every) if several else "-",
+            f"{candidate.eps:,.0f}",
+            f"{candidate.overall_eps:,.0f}",
+            *(short_number(us) if several else "-" for us in (candidate.average_us, candidate.waiting_us)),
+            choice.why_not(candidate),
+        )
+    table.title_justify = "left"
+    return (table, *(Text(line) for line in (choice.reason, choice.bound, *choice.left_out)))
 
 
 def ascii_table(title: str | Text, headings: Sequence[str], right: Collection[str] = ()) -> Table:
@@ -133,13 +155,18 @@ def _choice_table(placement: Placement) -> Table:
         tuning = (
             f"{placement.learner_count} x {learner.implementation}, batch "
             f"{placement.batch_size // placement.learner_count} each, {learner_tuning(learner)}; averaged every "
-            f"{placement.average_every} steps ({short_number(placement.terms.average_us)} us per iteration)"
+            f"{placement.average_every} steps ({short_number(placement.terms.average_us)} us per iteration, and "
+            f"{short_number(placement.terms.waiting_us)} us of waiting)"
         )
     _add_row(table, "Replay Manager", replay.device, f"fanout {replay.fanout}, workers {replay.workers}")
     _add_row(table, "Learner", learner.device, tuning)
     _add_row(table, "Data Storage", placement.storage, f"{placement.transition_bytes:,} bytes per transition")
     actors = f"{placement.actor_count} x {placement.envs_per_actor} environments"
-    _add_row(table, "Actors", placement.host, actors)
+    if not placement.actor_nodes:
+        _add_row(table, "Actors", placement.host, actors)
+    for place in placement.actor_nodes:
+        where = place.device + (f", node {place.node}" if place.node else "")
+        _add_row(table, "Actors", where, f"{place.actors} x {placement.envs_per_actor} environments; {place.why}")
     power = "" if placement.watts is None else f", {placement.watts:,.0f} W, {_per_watt(placement)}"
     table.caption = (
         f"predicted: {short_number(placement.t_itr_us)} us per iteration, "

@@ -84,9 +84,9 @@ _BY_TYPE = {
 _BY_ANNOTATION = {"bool": _FLAG, "int": _WHOLE, "int | None": _WHOLE, "float": _NUMBER}
 
 
-def _keys_of(record: type, **special: _Key) -> dict[str, _Key]:
-    """The keys of a table whose values are the fields of `record`; fields of other types are text."""
-    fields = dataclasses.fields(record)
+def _keys_of(record: type, without: Sequence[str] = (), **special: _Key) -> dict[str, _Key]:
+    """The keys of a table whose values are the fields of `record`, `without` some; fields of other types are text."""
+    fields = [field for field in dataclasses.fields(record) if field.name not in without]
     return {f.name: special.get(f.name) or _BY_ANNOTATION.get(str(f.type), _TEXT) for f in fields}
 
 
@@ -99,9 +99,10 @@ _REPLAY_KEYS = _keys_of(
 )
 _OPTIONAL_COUNTS = tuple(f.name for f in dataclasses.fields(ProgramOptions) if f.type == "int | None")
 _TABLES: dict[str, dict[str, _Key]] = {
-    "platform": {"devices": _TEXT, "connections": _TEXT, "metric": _TEXT},
+    "platform": {"devices": _TEXT, "connections": _TEXT, "metric": _TEXT, "cluster": _TEXT},
     "actors": _keys_of(
         ActorSpec,
+        without=("nodes",),
         env=_Key(_TEXT.expected, (str,), required=True),
         count=_WHOLE_OR_AUTO,
         envs_per_actor=_WHOLE_OR_AUTO,
@@ -118,7 +119,7 @@ _TABLES: dict[str, dict[str, _Key]] = {
         "size": _Key(_WHOLE.expected, (int,), required=True),
         **{name: key for name, key in _REPLAY_KEYS.items() if name != "capacity"},
     },
-    "learners": _keys_of(LearnersSpec),
+    "learners": _keys_of(LearnersSpec, count=_WHOLE_OR_AUTO, average_every=_WHOLE_OR_AUTO),
     "rollout": _keys_of(RolloutSpec),
     "training": _keys_of(
         TrainSpec,
@@ -257,6 +258,9 @@ class _SpecFile:
         if "devices" in table:
             composer.set_device_file(self._file("platform", "devices"))
             composer.set_connection_file(self._file("platform", "connections"))
+        if "cluster" in table:
+            with self._naming("platform", "cluster"):
+                composer.set_cluster(table["cluster"])
         if "metric" in table:
             with self._naming("platform", "metric"):
                 composer.set_opt_metric(table["metric"])

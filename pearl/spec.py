@@ -492,6 +492,9 @@ class ActorSpec:
 
     Evaluations use the same environment, or `eval_env` (a name) with `eval_env_kwargs`, whose spaces must be the same.
     If only `eval_env_kwargs` are given, they replace `env_kwargs` in evaluations.
+
+    `nodes` are names of nodes of a Ray cluster with the number of Actors for each, together `count`; the name "" is the
+    node on which the run is. They count where the run uses Ray. Empty: Ray spreads the Actors.
     """
 
     env: str | Callable[..., gym.Env[Any, Any]]
@@ -503,6 +506,7 @@ class ActorSpec:
     timeout_s: float = 300.0
     eval_env: str | None = None
     eval_env_kwargs: Mapping[str, Scalar] | None = None
+    nodes: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         _require(
@@ -543,6 +547,13 @@ class ActorSpec:
             _is_number(self.timeout_s) and self.timeout_s >= 0,
             f"timeout_s of actors must be a number of at least 0, in seconds, or inf; found {self.timeout_s!r}.",
         )
+        pairs = all(isinstance(n, str) and type(c) is int and c > 0 for n, c in self.nodes)
+        _require(
+            not self.nodes
+            or (pairs and len(dict(self.nodes)) == len(self.nodes) and sum(dict(self.nodes).values()) == self.count),
+            f"nodes must be pairs of a node's name and a number of actors, each name once, with {self.count} actors in "
+            f"all; found {self.nodes!r}.",
+        )
 
     @property
     def env_name(self) -> str:
@@ -572,6 +583,19 @@ class ActorSpec:
             eval_env=None,
             eval_env_kwargs=None,
         )
+
+    @property
+    def here(self) -> int:
+        """The actors on the machine of the host: all, unless `nodes` says otherwise."""
+        return dict(self.nodes).get("", 0) if self.nodes else self.count
+
+    def node_of(self, index: int) -> str | None:
+        """The name of the node of actor `index`; None: any node."""
+        for node, count in self.nodes:
+            if index < count:
+                return node
+            index -= count
+        return None
 
     @property
     def env_count(self) -> int:

@@ -124,6 +124,8 @@ def test_the_placement_shows_each_learner_and_the_share_of_an_average(tmp_path: 
     placement = found[4]
     assert (placement.learner_count, placement.average_every, len(placement.learners)) == (2, 4, 2)
     assert placement.terms.average_us > 0
+    assert found[1].terms.waiting_us >= 0 <= placement.terms.waiting_us
+    assert placement.learners_choice is None
     assert found[1].terms.average_us == pytest.approx(4 * placement.terms.average_us), "the same measurement"
     assert "averaging" in placement.terms.stages()[0]
     assert placement.eps == pytest.approx(16 / placement.t_itr_us * 1e6), "an iteration trains on the whole batch"
@@ -149,7 +151,7 @@ def test_a_composition_file_and_its_overrides_set_the_learners(tmp_path: Path) -
         ConfigurationError, match=r"\[learners\]: overlap must be at most average_every, 8, .* found 16"
     ):
         load_spec(file, progress=False, overrides={"learners.average_every": 8})
-    with pytest.raises(ConfigurationError, match=r"\[learners\] count: expected a whole number; found 'many'"):
+    with pytest.raises(ConfigurationError, match=r"\[learners\]: count .* whole number, or \"auto\"; found 'many'"):
         load_spec(file, progress=False, overrides={"learners.count": "many"})
 
 

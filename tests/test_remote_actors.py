@@ -43,11 +43,11 @@ def until(condition: Callable[[], object], group: ActorGroup | None = None) -> N
 class Run:
     """Two remote actors, and what a host has of a run."""
 
-    def __init__(self, address: str, count: int = 2) -> None:
+    def __init__(self, address: str, count: int = 2, nodes: tuple[tuple[str, int], ...] = ()) -> None:
         env = gym.make(ENV)
         spaces = env.observation_space, env.action_space
         self.trainer = DQN(*spaces, seed=3, hidden_sizes=(16,))
-        spec = ActorSpec(ENV, count=count, envs_per_actor=2)
+        spec = ActorSpec(ENV, count=count, envs_per_actor=2, nodes=nodes)
         transition = transition_of(DQN, *spaces, {})
         self.setups = [
             ActorSetup(DQN, {}, spec, TrainSpec(), 7, index, policy=read_policy(self.trainer), transition=transition)

@@ -469,6 +469,10 @@ def _placement_note(source: ProgramSource, setting: int, on: tuple[Device, Devic
         *_learners_note(source),
         f"    Data Storage    {placement.storage}",
         f"    Actors          {placement.host}, {placement.actor_count} x {placement.envs_per_actor} environments",
+        *(
+            f"                    with --ray: {place.actors} on {place.node or 'this machine'}, {place.why}"
+            for place in placement.actor_nodes
+        ),
         f"Predicted: {placement.eps_text} experiences trained per second,",
         f"    {placement.assumption}.",
     ]

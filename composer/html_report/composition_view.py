@@ -52,6 +52,8 @@ def view(made: Composition) -> View:
             ),
             ("Data Storage", f"{placement.storage}: {placement.transition_bytes:,} bytes per transition"),
             ("Actors", f"{placement.host}: {placement.actor_count} x {placement.envs_per_actor} environments"),
+            *((f"Actors on {p.node or placement.host}", f"{p.actors}: {p.why}") for p in placement.actor_nodes),
+            *_several_learners(placement),
         ),
         iteration=f"An iteration takes {short_number(placement.t_itr_us)} µs: as long as the slowest of the stages "
         f"that run side by side{beyond}.",
@@ -68,6 +70,16 @@ def view(made: Composition) -> View:
         unavailable=placement.unavailable,
         left_out=_left_out(placement),
     )
+
+
+def _several_learners(placement: Placement) -> tuple[tuple[str, str], ...]:
+    """How many Learners there are, and why, if there are several or the composer chose."""
+    choice, count = placement.learners_choice, placement.learner_count
+    if choice is None and count == 1:
+        return ()
+    shares = f"each on {placement.batch_size // count} of a batch; averaged every {placement.average_every} steps"
+    parts = ("one" if count == 1 else f"{count}, {shares}", *(() if choice is None else (choice.reason,)))
+    return (("Count of Learners", "; ".join(parts)),)
 
 
 def heat_rows(matrix: AssignmentMatrix, placement: Placement) -> list[HeatRow]:

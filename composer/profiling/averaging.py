@@ -1,4 +1,4 @@
-"""Times an average of several Learners' parameters over shared memory."""
+"""Times averages over shared memory between threads that do nothing else."""
 
 from __future__ import annotations
 
@@ -7,37 +7,14 @@ import time
 
 import numpy as np
 
-from composer.profiling.context import ProfilingContext
 from pearl import _native
 from pearl.local_sgd.averaging import AveragingSpec
-from pearl.local_sgd.parameters import ParameterLayout, TrainerParameters
+from pearl.local_sgd.parameters import ParameterLayout
 from pearl.local_sgd.shared_memory import AveragingServer, SharedMemoryAverager
 
 _WARM_UP = 3  # averages
 _LONGEST = 200  # averages
 _PATIENCE_S = 30.0  # of a Learner's thread for another
-
-
-def average_us(context: ProfilingContext) -> float:
-    """Microseconds that one average between the problem's Learners costs each of them (T); 0 for one Learner.
-
-    With overlap, the time in which the average is made is not part of it. Learners are threads here and processes in a
-    program: their copies release the GIL.
-    """
-    spec = context.problem.learners
-    if spec.count == 1:
-        return 0.0
-    count, overlaps = TrainerParameters(context.probe, spec.moments).layout.count, spec.overlap > 0
-    host = context.platform.host
-    context.begin(f"averages of {spec.count} Learners, {count:,} numbers each")
-    key = context.key("averaging", host, {"learners": spec.count, "numbers": count, "overlaps": overlaps})
-    found = context.known(
-        key,
-        ("average",),
-        lambda: {"average": measure_average(spec.count, count, context.budget_s, overlaps=overlaps)},
-        host,
-    )
-    return found["average"].value_us
 
 
 def measure_average(learners: int, count: int, budget_s: float, *, overlaps: bool = False) -> list[float]:

@@ -54,7 +54,7 @@ QUICK_BUDGET_S = 0.3  # of one that need not be thorough
 _SLOW = 2.0  # a Learner of which a bound is so many times the time of another one is not measured
 
 _FANOUTS = (4, 8, 16, 32, 64)
-_WITH_LEARNER = ("learner", "pair")  # primitives that run the Learner
+_WITH_LEARNER = ("learner", "pair", "learners")  # primitives that run the Learner
 
 _Storage = TypeVar("_Storage", bound=AnyStorage)
 
@@ -352,7 +352,8 @@ class ProfilingContext(MeasuringContext[Problem]):
         key = self.key("actor", self.platform.host, self.actor_parameters)
         self._begun = f"{self.platform.host.name}: an Actor"
         transition = self.known(key, ("transition",), self._measure_actor, self.platform.host)["transition"]
-        return transition.value_us / min(actors.count, self.platform.host.cores or 1)
+        at_once = min(actors.here, self.platform.host.cores or 1) + actors.count - actors.here
+        return transition.value_us / at_once
 
     def _measure_actor(self) -> dict[str, list[float]]:
         setup = self.actor_setup()
@@ -368,5 +369,5 @@ class ProfilingContext(MeasuringContext[Problem]):
         learners = self.problem.learners.count  # each trains on a batch of this problem in an iteration
         collect_us = math.inf if free else self.collection_us * learners * train.batch_size / train.replay_ratio
         on_host = self.platform.shared_silicon(device.name, self.platform.host.name)
-        actors = self.problem.actors.count if on_host else 0
+        actors = self.problem.actors.here if on_host else 0
         return CoreSharing(device.cores or 1, actors, collect_us, learners)

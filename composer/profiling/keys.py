@@ -37,7 +37,7 @@ _SOURCES = {
         *("actors/*.py", "algorithms/*.py", "exploration.py", "replay/*.py", "backends/**/*.py"),
         *("ipc/*.py", "runtime/*.py"),
     ),
-    "averaging": ("local_sgd/*.py", "ipc/*.py"),
+    "learners": ("local_sgd/*.py", "replay/*.py", "backends/**/*.py", "ipc/*.py", *_HOST_LOOP),
     "pair": ("replay/*.py", "backends/**/*.py", "ipc/*.py", "runtime/queues.py", "runtime/workers.py"),
 }
 
@@ -91,7 +91,7 @@ def calibration_key(
     if not device.absent:
         module = backend_of(device).kernels
         hashes = [kernel_hash(implementation, module), source_hash(primitive)]
-        if implementation is not None and primitive in ("pair", "program"):
+        if implementation is not None and primitive in ("pair", "program", "learners"):
             hashes.append(kernel_hash(module=module))
     return CalibrationKey(
         primitive,

@@ -17,16 +17,17 @@ from composer.matrix import (
     LearnerOption,
     MatrixRow,
     MissingCell,
+    PairCell,
     UnavailableDevice,
     UnsupportedLearner,
 )
 from composer.platform import usable
-from composer.profiling.averaging import average_us
 from composer.profiling.context import ProfilingContext
 from composer.profiling.learner_column import learner_cell
 from composer.profiling.messages import messages_us
 from composer.profiling.pair_column import pair_cell
 from composer.profiling.replay_column import replay_cell
+from composer.profiling.side_by_side import SideBySide, side_by_side
 from composer.profiling.storage_column import storage_cell
 from composer.report import left_out_line
 from pearl.backends import AUTO, backend_of, learners, runs_on
@@ -42,8 +43,11 @@ logger = logging.getLogger("pearl.composer")
 _Cell = TypeVar("_Cell")
 
 
+@dataclasses.dataclass
 class Profiler(ProfilingContext):
     """Fills the matrix, a row per usable device and a module per column."""
+
+    _side_by_side: dict[str, SideBySide] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def matrix(self) -> AssignmentMatrix:
         """Profile every usable device."""
@@ -61,10 +65,25 @@ class Profiler(ProfilingContext):
         """Microseconds of the host's messages per iteration of setting 1; 0 where only the host is usable."""
         return messages_us(self)
 
-    @functools.cached_property
-    def average_us(self) -> float:
-        """Microseconds of an average between several Learners; 0 for one."""
-        return average_us(self)
+    def side_by_side(self, matrix: AssignmentMatrix) -> SideBySide | None:
+        """Several Learners at the same time, of the fastest implementation; None for one, or without one on the host.
+
+        `matrix` is that of this profiler.
+        """
+        pair = None if self.problem.learners.count == 1 else self.fastest_pair(matrix)
+        if pair is None:
+            return None
+        name = pair.learner.implementation
+        if name not in self._side_by_side:
+            self._side_by_side[name] = side_by_side(self, pair)
+        return self._side_by_side[name]
+
+    def fastest_pair(self, matrix: AssignmentMatrix) -> PairCell | None:
+        """The cell of both primitives on the host whose iteration is the shortest; None if there is none."""
+        host = self.platform.host.name
+        options = matrix[host].learners if host in matrix.devices else ()
+        pairs = [option.pair for option in options if isinstance(option.pair, PairCell)]
+        return min(pairs, key=lambda pair: pair.iteration_us, default=None)
 
     @property
     def sharing(self) -> CoreSharing | None:

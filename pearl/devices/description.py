@@ -18,6 +18,8 @@ KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 NAME_RULE = "1 to 64 letters, digits, or any of _ . : -"
+NODE_PATTERN = re.compile(r"[A-Za-z0-9_.:-]{1,255}")
+NODE_RULE = "a name or an address, of at most 255 letters, digits, or any of _ . : -"
 SELECTOR_LENGTH = 256
 FINGERPRINT_PATTERN = re.compile(r"[0-9a-f]{16}")
 FINGERPRINT_RULE = "a fingerprint, 16 of the digits 0-9 and a-f,"
@@ -36,7 +38,9 @@ class Device:
     """One row of the device CSV; a value that is not known is None.
 
     `shares_with` names another device on the same silicon: work on one slows the other down. `calibration` is the
-    fingerprint of the hardware that the row describes: if this machine's is another, the device is `absent`.
+    fingerprint of the hardware that the row describes: if this machine's is another, the device is `absent`. `node`
+    names the node of a cluster that has the device, which is then a CPU for Actors; empty for the devices of this
+    machine.
     Frequencies are in MHz, memory in GB (10^9 bytes), bandwidth in gigabytes per second, `sram_kb` in KB (10^3
     bytes), power in watts. `cores` are logical cores of a CPU, multiprocessors of a GPU.
     """
@@ -56,6 +60,7 @@ class Device:
     active_watts: float | None = None
     shares_with: str = ""
     calibration: str = ""
+    node: str = ""
 
     def __post_init__(self) -> None:
         from pearl.backends import csv_names
@@ -80,6 +85,11 @@ class Device:
             )
         if self.calibration:
             check_calibration(self.kind, self.backend, self.calibration)
+        if self.node and not (NODE_PATTERN.fullmatch(self.node) and (self.kind, self.backend) == ("cpu", "cpu")):
+            raise ConfigurationError(
+                f"Device {self.name!r}: node must be {NODE_RULE}, of a cpu of backend cpu, since only Actors run on "
+                f"other nodes; found {self.node!r}, a {self.kind} of backend {self.backend}."
+            )
         for column in QUANTITIES:
             if (value := getattr(self, column)) is not None:
                 _check_quantity(f"Device {self.name!r}: {column}", value, may_be_zero=column in MAY_BE_ZERO)
@@ -108,7 +118,7 @@ class Device:
 
 def _fingerprint_here(device: Device) -> str:
     """The fingerprint of this machine's hardware that the row selects."""
-    left_out = ("name", "shares_with", "calibration")
+    left_out = ("name", "shares_with", "calibration", "node")
     facts: dict[str, object] = {f.name: getattr(device, f.name) for f in fields(device) if f.name not in left_out}
     from pearl.backends import backend_of
 
@@ -119,7 +129,8 @@ def _fingerprint_here(device: Device) -> str:
 
 
 DEVICE_COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Device))
-QUANTITIES: tuple[str, ...] = tuple(name for name in DEVICE_COLUMNS[4:] if name not in ("shares_with", "calibration"))
+_TEXTS = ("shares_with", "calibration", "node")
+QUANTITIES: tuple[str, ...] = tuple(name for name in DEVICE_COLUMNS[4:] if name not in _TEXTS)
 MAY_BE_ZERO: frozenset[str] = frozenset({"dsp", "sram_kb", "luts", "idle_watts"})
 
 

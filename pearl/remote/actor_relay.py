@@ -14,6 +14,7 @@ from pearl.errors import QueueClosedError
 from pearl.ipc.queues import WeightSyncQueue
 from pearl.remote.actor_worker import ActorWork, Newest, RemoteActor, Reply
 from pearl.remote.bridge import PLACED_S, POLL_S, Bridge, EndedError, Relay, RemoteWords
+from pearl.remote.placing import check_nodes, on_node
 from pearl.runtime.queues import DataCollectionQueue
 
 _AHEAD = 2  # calls of one actor under way: one works while the answer of the other travels
@@ -22,13 +23,14 @@ _FRESH_S = 0.01  # weights are put into Ray at most so often
 
 @dataclass(frozen=True)
 class ActorLine:
-    """What connects one Actor with the host."""
+    """What connects one Actor with the host. `node` is where it is to run: "" is this machine, None is any node."""
 
     name: str
     work: ActorWork
     dcq: DataCollectionQueue
     words: RemoteWords
     report: Report
+    node: str | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class ActorLines:
     statistics: WeightSyncQueue | None
 
     def relays(self, bridge: Bridge) -> Sequence[Relay]:
-        """See `Work`."""
+        """See `Work`. Raises ConfigurationError for nodes that the cluster does not have."""
+        check_nodes(bridge.ray, [line.node for line in self.lines if line.node is not None])
         make = bridge.ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(
             RemoteActor
         )
@@ -123,7 +126,7 @@ class _ActorRelay(Relay):
         """Start a Ray actor and pass its messages on until it or the run ends."""
         words, line = self.words, self._line
         self._beats = -1
-        actor = self._make.remote()
+        actor = on_node(self.ray, self._make, line.node).remote()
         try:
             self.check_node(self.get(actor.about.remote(), wanted, PLACED_S))
             number, version, newest = self._source.since(-1)

@@ -142,7 +142,14 @@ class RemoteProcesses:
         self.bridge = RayBridge(bridge, Needs(actors=len(setups))) if isinstance(bridge, str) else bridge
         count = 0 if statistics is None else statistics.weight_count
         self._lines = [
-            ActorLine(f"actor-{setup.index}", _actor_work(setup, wsq.weight_count, count), dcq, RemoteWords(), Report())
+            ActorLine(
+                f"actor-{setup.index}",
+                _actor_work(setup, wsq.weight_count, count),
+                dcq,
+                RemoteWords(),
+                Report(),
+                setup.spec.node_of(setup.index),
+            )
             for setup, dcq in zip(setups, dcqs, strict=True)
         ]
         for first in range(0, len(self._lines), _AT_ONCE):
