@@ -243,7 +243,8 @@ def test_learners_share_the_transitions_and_keep_the_ratio_together(overlap):
         newest = group.load_newest()
         assert sum(one.inserted for one in progress) == 20 * 33
         for one in progress:  # those since its part of learning_starts are trained on twice, in batches of 8
-            assert one.steps == 2 * (one.inserted - 20) // 8 > 40
+            assert one.steps == 2 * (one.inserted - 20) // 8
+        assert sum(one.steps for one in progress) > 100  # how they share them depends on who has room
         assert newest.version == max(one.version for one in progress) >= max(one.steps for one in progress) // 4
         assert np.isfinite(progress[0].td_error)
     after = np.empty_like(before)
