@@ -399,7 +399,7 @@ def test_learners_beyond_this_machine_are_simulated_with_the_limit_named():
     rows = list(scale.beyond(scale.CASES[0], Phases(np.random.default_rng(0).exponential(200.0, 500))))
     assert "limit: averaging" in next(row.case for row in rows if "server" in row.case and "1024" in row.case)
     assert all(0 < row.ours < 1 for row in rows)
-    setup = scale.CASES[0].setup(4, 8, 128)
+    setup = scale.CASES[0].setup(4, 8)
     assert (setup.share, setup.spec.learners) == (32, 4)
 
 
