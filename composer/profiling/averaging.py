@@ -17,11 +17,8 @@ _LONGEST = 200  # averages
 _PATIENCE_S = 30.0  # of a Learner's thread for another
 
 
-def measure_average(learners: int, count: int, budget_s: float, *, overlaps: bool = False) -> list[float]:
-    """Microseconds of single averages of `count` float32 each, as the first Learner sees them.
-
-    If an average `overlaps` with training, what counts is to hand in, and to load the average when it is there.
-    """
+def measure_average(learners: int, count: int, budget_s: float) -> list[float]:
+    """Microseconds of single averages of `count` float32 each, as the first Learner sees them."""
     layout = ParameterLayout((("parameters", (count,)),))
     spec = AveragingSpec(learners, 1, timeout_s=_PATIENCE_S)
     server = AveragingServer(spec, layout, np.zeros(count, np.float32))
@@ -39,18 +36,10 @@ def measure_average(learners: int, count: int, budget_s: float, *, overlaps: boo
             start = time.perf_counter()
             arrays.gather(averager.staging)
             averager.hand_in(averager.staging, facts)
-            handed_in = resumed = time.perf_counter()
-            if overlaps:
-                server.newest(number, _PATIENCE_S)
-                resumed = time.perf_counter()
-            average = averager.take().parameters
-            if overlaps:
-                arrays.correct(average, averager.staging)
-            else:
-                arrays.scatter(average)
+            arrays.scatter(averager.take().parameters)
             end = time.perf_counter()
             if rank == 0:
-                samples.append((end - resumed + handed_in - start) * 1e6)
+                samples.append((end - start) * 1e6)
             if number >= _WARM_UP + 2 and end > until:
                 break
         averager.leave()
