@@ -137,7 +137,8 @@ def page(runs: Sequence[Mapping[str, Any]]) -> str:
     if missing := sorted(set(names()) - {run["composition"] for run in runs}):
         text += f"\nNot run yet: {', '.join(missing)}.\n"
     machines = sorted({f"{run['machine']}, commit `{run['commit']}`" for run in runs})
-    return text + "\nRuns on " + "; ".join(machines) + ".\n"
+    notes = sorted({run["note"] for run in runs if "note" in run})  # added by hand
+    return text + "\nRuns on " + "; ".join([*machines, *notes]) + ".\n"
 
 
 def main() -> None:
