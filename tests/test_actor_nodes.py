@@ -251,6 +251,7 @@ def node_of(pid: int) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_raylets_are_measured_and_get_the_actors(tmp_path: Path, quick_profiles: None, cluster: Any) -> None:
     from test_remote_actors import Run  # needs Ray
 
