@@ -105,6 +105,11 @@ def _describe(composer: Composer, module: ModuleType, inputs: ComposerInputs, tr
         composer.set_connection_file(_from(folder, inputs.connections))
     composer.set_opt_metric(inputs.metric)
     actors, train = _values(module.ACTORS), _values(module.TRAIN)
+    if actors.pop("nodes") and not inputs.devices:  # with a device file, the composer gives Actors to its nodes again
+        raise ConfigurationError(
+            "A program whose Actors were given to the nodes of a cluster (set_cluster) is not composed again while it "
+            "runs: the cluster is not stated in it. Compose it with set_cluster, and resume it."
+        )
     composer.set_wrappers(actors.pop("wrappers", ()))
     composer.set_actors(actors.pop("count"), **actors)
     composer.set_train_function(

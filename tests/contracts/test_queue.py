@@ -45,6 +45,7 @@ from pearl.errors import (
 )
 from pearl.ipc.queues import Bell, ColumnQueue, WeightSyncQueue
 from pearl.ipc.shared_buffer import SharedBuffer
+from pearl.local_sgd.local_learner import transition_queue
 from pearl.replay import ReplayRequestQueue
 from pearl.replay.protocol import Sample
 from pearl.replay.reference import ReferenceReplayManager
@@ -75,6 +76,7 @@ SILENT: dict[str, Callable[[int], ColumnQueue]] = {
     "assignments": lambda slots: AssignmentQueue(4, TRANSITION, slots),
     "assignments without data": lambda slots: AssignmentQueue(4, None, slots),
     "grants": lambda slots: GrantQueue(slots),
+    "transitions": lambda slots: transition_queue(TRANSITION, 6, slots),
     "rollout assignments": lambda slots: RolloutAssignmentQueue(slots),
 }
 QUEUES = [*WITH_BELL, *SILENT]
