@@ -14,7 +14,7 @@ from pearl.errors import ConfigurationError, PearlError
 
 INTERVALS = (1, 4, 8, 16, 32)
 NEAR = 1.05  # intervals that are not this much faster are not told from noise: the shorter one keeps Learners closer
-WORTH_A_LEARNER = 1.15  # predictions of several Learners were up to 15 % too high
+WORTH_A_LEARNER = 1.15  # predictions of several Learners were up to 16 % too high
 
 _WAITS = 0.97  # a share of the prediction, below which the Actors are waited for
 
