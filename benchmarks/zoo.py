@@ -58,11 +58,12 @@ PUBLISHED: dict[str, tuple[float, float, str] | None] = {
 }
 HEAD = """# Compositions that were trained
 
-Made by `make zoo` from `benchmarks/results/zoo/runs.json`; do not edit by hand. The compositions of
-`examples/zoo` were composed and trained to their end with the seeds {seeds}, on which no setting was chosen. "Last weights" are those of the last step, over {episodes} greedy episodes that selected nothing: the median of
-the seeds, and the worst. "RL Zoo" is what Stable-Baselines3's
-[RL Zoo](https://github.com/DLR-RM/rl-baselines3-zoo/blob/master/benchmark.md) publishes for the algorithm: one run,
-with the deviation of its episodes, after the steps named there, partly in an older version of the environment.
+Made by `make zoo` from `benchmarks/results/zoo/runs.json`; do not edit by hand. The compositions of `examples/zoo` were
+composed and trained to their end with the seeds {seeds}, on which no setting was chosen. "Last weights" are those of
+the last step, over {episodes} greedy episodes that selected nothing: the median of the seeds, and the worst. "RL Zoo"
+is what Stable-Baselines3's [RL Zoo](https://github.com/DLR-RM/rl-baselines3-zoo/blob/master/benchmark.md) publishes for
+the algorithm: one run, with the deviation of its episodes, after the steps named there, partly in an older version of
+the environment.
 
 ```bash
 pearl compose examples/zoo/dqn-LunarLander-v3.toml
