@@ -231,7 +231,7 @@ bench-pixels: setup bench-env  ## Pong from pixels to a return of 18, three seed
 bench-scale: setup bench-env  ## Several Learners, measured and simulated, and remote Actors; BENCH_ARGS=--quick for a look
 	$(BENCH)/bin/python -m benchmarks.scale $(BENCH_ARGS)
 
-bench-spo: setup bench-env  ## SPO's experiments: what several Learners learn, and how they scale (an hour; goes on where it was)
+bench-spo: setup bench-env  ## SPO's experiments: what several Learners learn, and how they scale (goes on where it was)
 	$(BENCH)/bin/python -m benchmarks.spo $(BENCH_ARGS)
 
 bench-returns: setup bench-env  ## MuJoCo and BipedalWalker until a return, beside Stable-Baselines3 (three hours; goes on where it was)

@@ -35,6 +35,19 @@ _REPLAY_DEFAULTS: dict[str, Any] = {
 }
 _CRITIC_DEFAULTS: dict[str, Any] = {**_REPLAY_DEFAULTS, "batch_size": 256, "tau": 0.005}
 _ROLLOUT_DEFAULTS: dict[str, Any] = {**_MLP_DEFAULTS, "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5}
+_PPO_DEFAULTS: dict[str, Any] = {
+    **_ROLLOUT_DEFAULTS,
+    "learning_rate": 3e-4,
+    "n_steps": 2048,
+    "batch_size": 64,
+    "n_epochs": 10,
+    "gae_lambda": 0.95,
+    "clip_range": 0.2,
+    "clip_range_vf": None,
+    "normalize_advantage": True,
+    "target_kl": None,
+    "net_arch": (64, 64),
+}
 # Of Stable-Baselines3 2.7 and its sb3-contrib, by the name of a file of RL Zoo.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "dqn": {
@@ -66,33 +79,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "ent_coef": "auto",
         "target_entropy": "auto",
     },
-    "ppo": {
-        **_ROLLOUT_DEFAULTS,
-        "learning_rate": 3e-4,
-        "n_steps": 2048,
-        "batch_size": 64,
-        "n_epochs": 10,
-        "gae_lambda": 0.95,
-        "clip_range": 0.2,
-        "clip_range_vf": None,
-        "normalize_advantage": True,
-        "target_kl": None,
-        "net_arch": (64, 64),
-    },
-    "ppo_lstm": {
-        **_ROLLOUT_DEFAULTS,
-        "policy": "MlpLstmPolicy",
-        "learning_rate": 3e-4,
-        "n_steps": 128,
-        "batch_size": 128,
-        "n_epochs": 10,
-        "gae_lambda": 0.95,
-        "clip_range": 0.2,
-        "clip_range_vf": None,
-        "normalize_advantage": True,
-        "target_kl": None,
-        "net_arch": (64, 64),
-    },
+    "ppo": _PPO_DEFAULTS,
+    "ppo_lstm": {**_PPO_DEFAULTS, "policy": "MlpLstmPolicy", "n_steps": 128, "batch_size": 128},
     "a2c": {
         **_ROLLOUT_DEFAULTS,
         "learning_rate": 7e-4,

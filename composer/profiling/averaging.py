@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -44,7 +45,13 @@ def measure_average(learners: int, count: int, budget_s: float) -> list[float]:
                 break
         averager.leave()
 
-    threads = [threading.Thread(target=take_part, args=(rank,), daemon=True) for rank in range(learners)]
+    run_threads(server, take_part, learners)
+    return samples[_WARM_UP:]
+
+
+def run_threads(server: AveragingServer, work: Callable[[int], None], learners: int) -> None:
+    """Call `work(rank)` in a thread for each Learner while the server averages, and wait for all."""
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(learners)]
     server.launch()
     try:
         for thread in threads:
@@ -53,4 +60,3 @@ def measure_average(learners: int, count: int, budget_s: float) -> list[float]:
             thread.join()
     finally:
         server.close()
-    return samples[_WARM_UP:]

@@ -15,7 +15,7 @@ import numpy as np
 
 from composer.matrix import Measurement, PairCell
 from composer.problem import Problem
-from composer.profiling.averaging import measure_average
+from composer.profiling.averaging import measure_average, run_threads
 from composer.profiling.context import ProfilingContext
 from composer.profiling.measuring import WARM_UP, on_own_thread
 from pearl.algorithms.trainer import make_trainer
@@ -151,16 +151,7 @@ class _Group:
 
     def measured(self) -> dict[str, list[float]]:
         """Samples of each phase; raises what a Learner raised first."""
-        count = self._setup.spec.learners
-        threads = [threading.Thread(target=self._run, args=(rank,), daemon=True) for rank in range(count)]
-        self._server.launch()
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        finally:
-            self._server.close()
+        run_threads(self._server, self._run, self._setup.spec.learners)
         if self._errors:
             raise self._errors[0]
         rounds = min(map(len, self._beyond))
