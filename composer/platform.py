@@ -314,8 +314,8 @@ def _device_values(row: _Row) -> dict[str, Any]:
                 row.fault("calibration", "the fingerprint of a device that was measured, or nothing", f" {error}")
     if values["node"] and not NODE_PATTERN.fullmatch(values["node"]):
         row.fault("node", NODE_RULE)
-    if values["node"] and kind and backend and (kind, backend) != ("cpu", "cpu"):
-        row.fault("node", "nothing, or a cpu of backend cpu", " Only Actors run on other nodes.")
+    if values["node"] and kind not in ("", "cpu"):
+        row.fault("node", "nothing, or a cpu", " Only Actors run on other nodes.")
     for column in QUANTITIES:
         values[column] = row.number(column, zero_allowed=column in MAY_BE_ZERO)
     return values

@@ -85,10 +85,10 @@ class Device:
             )
         if self.calibration:
             check_calibration(self.kind, self.backend, self.calibration)
-        if self.node and not (NODE_PATTERN.fullmatch(self.node) and (self.kind, self.backend) == ("cpu", "cpu")):
+        if self.node and not (NODE_PATTERN.fullmatch(self.node) and self.kind == "cpu"):
             raise ConfigurationError(
-                f"Device {self.name!r}: node must be {NODE_RULE}, of a cpu of backend cpu, since only Actors run on "
-                f"other nodes; found {self.node!r}, a {self.kind} of backend {self.backend}."
+                f"Device {self.name!r}: node must be {NODE_RULE}, of a cpu, since only Actors run on other nodes; "
+                f"found {self.node!r}, a {self.kind}."
             )
         for column in QUANTITIES:
             if (value := getattr(self, column)) is not None:
