@@ -11,9 +11,9 @@ transitions of Pendulum-v1's shapes (DQN: of CartPole-v1's, by priority). Ours i
 native learner. The peers take turns with it, each in a process of its own. rltools trains only within a step of its
 loop, which also acts in its own Pendulum in C++. Its "training" is such a step less the time of steps that only act;
 the whole step has a row of its own. rltools is compiled for each problem, with MKL and without a BLAS; its rows of
-seconds are that compilation (0: ours compiles nothing for a problem). A row per case has what no step in float32 can be
-faster than on this core: its matrix products at the SGEMM peak. rlox trains with torch, and its DQN has a squared
-loss. Neither has DDPG.
+seconds are that compilation (0: ours compiles nothing for a problem). A row per case has its matrix products alone, at
+the SGEMM peak. rlox trains with torch, and its DQN has a squared loss. Neither has DDPG. Where the processor has AMX,
+rows "of 16 bits" are the same steps with PEARL_MATMUL=high; all others are in float32.
 """
 
 from __future__ import annotations
@@ -207,13 +207,11 @@ def peak_gflops() -> tuple[float, float]:
     """The fastest single-thread SGEMM of 256 x 256 by 512, of these kernels and of torch."""
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(256, 256)).astype(np.float32), rng.normal(size=(256, 512)).astype(np.float32)
-    panels = [np.ascontiguousarray(b[:, k : k + 32]) for k in range(0, 512, 32)]
-    outs = [np.empty((256, 32), np.float32) for _ in panels]
-    left, right, out = torch.from_numpy(a), torch.from_numpy(b), torch.empty(256, 512)
+    result, out = np.empty((256, 512), np.float32), torch.empty(256, 512)
+    left, right = torch.from_numpy(a), torch.from_numpy(b)
 
     def ours() -> None:
-        for panel, result in zip(panels, outs, strict=True):
-            _native.gemm(a, panel, result)
+        _native.gemm(a, b, result)
 
     def theirs() -> None:
         torch.mm(left, right, out=out)
@@ -244,16 +242,21 @@ def measure_sampling(
     case: SamplingCase, peers: Sequence[str], repeats: int, repeat_s: float, peak: float
 ) -> Iterator[Row]:
     """Steps that sample their batches, of ours and of each peer, in turns; and what the matrix products alone need."""
-    loop = case.loop()
-    count = max(5, round(repeat_s * 1e6 / max(loop.run(20), 1.0)))
+    loops = {"": case.loop()}
+    if _native.selected_learner_kernels() == "amx":
+        _native.select_matmul_precision("high")
+        loops[", of 16 bits"] = case.loop()
+        _native.select_matmul_precision("highest")
+    count = max(5, round(repeat_s * 1e6 / max(loops[""].run(20), 1.0)))
     with ExitStack() as stack:
         theirs_case = case.of_peers()
         compared = training.compared(peers, theirs_case)
         sides = [stack.enter_context(training.Side(peer, theirs_case, PEERS[peer])) for peer in compared]
-        ours: list[float] = []
+        ours: dict[str, list[float]] = {of: [] for of in loops}
         theirs: dict[str, list[dict[str, float]]] = {side.module: [] for side in sides}
         for _ in range(repeats):
-            ours.append(loop.run(count))
+            for of, loop in loops.items():
+                ours[of].append(loop.run(count))
             for side in sides:
                 if side.reason:
                     continue
@@ -262,17 +265,18 @@ def measure_sampling(
                 except RuntimeError as error:
                     side.reason = str(error)
     floor_us = case.flop / peak / 1e3
-    yield Row.of(f"{case.algorithm} step with sampling {case.shape}", "us", "lower", ours, FLOOR, floor_us)
+    step = f"{case.algorithm} step with sampling {case.shape}"
+    yield Row.of(step, "us", "lower", ours[""], FLOOR, floor_us)
     for side in sides:
         found = [] if side.reason else theirs[side.module]
-        yield from sampling_rows(case, ours, side, found)
+        for of, times in ours.items():
+            yield from sampling_rows(case, step + of, times, side, found)
 
 
 def sampling_rows(
-    case: SamplingCase, ours: Sequence[float], side: training.Side, found: Sequence[dict[str, float]]
+    case: SamplingCase, step: str, ours: Sequence[float], side: training.Side, found: Sequence[dict[str, float]]
 ) -> Iterator[Row]:
     """A peer's training; where it was measured within a loop, also the loop's whole step and its compilation."""
-    step = f"{case.algorithm} step with sampling {case.shape}"
     training_us = [case.batch * 1e6 / each["eps"] for each in found]
     if not found or "whole_us" not in found[0]:
         yield Row.of(step, "us", "lower", ours, side.name, training_us, side.reason)
@@ -281,6 +285,8 @@ def sampling_rows(
     whole = f"{side.name}: whole step of its loop, with {acting_us:.1f} us of acting and environment"
     yield Row.of(step, "us", "lower", ours, f"{side.name}: training", training_us)
     yield Row.of(step, "us", "lower", ours, whole, [each["whole_us"] for each in found])
+    if step.endswith("of 16 bits"):
+        return
     compile_s = [each["compile_s"] for each in found[:1]]
     yield Row.of(f"compilation for {case.name}", "s", "lower", [0.0], side.name, compile_s)
 

@@ -18,16 +18,18 @@ from pearl.errors import ConfigurationError, TrainerError
 
 VARIANTS = _native.learner_kernel_variants()
 CHOICE = "from pearl import _native; print(_native.selected_learner_kernels())"
-sizes = st.integers(1, 70)
+sizes = st.integers(1, 70) | st.integers(64, 260)  # AMX takes the larger ones
 
 
 @contextlib.contextmanager
-def using(name: str) -> Iterator[None]:
+def using(name: str, precision: str = "highest") -> Iterator[None]:
     before = _native.selected_learner_kernels()
     _native.select_learner_kernels(name)
+    _native.select_matmul_precision(precision)
     try:
         yield
     finally:
+        _native.select_matmul_precision("highest")
         _native.select_learner_kernels(before)
 
 
@@ -43,23 +45,28 @@ def chosen(isa: str | None, code: str = CHOICE) -> subprocess.CompletedProcess[s
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+# What each element may differ by, for the sum of its products' sizes: of float32, and of products of 16 bits.
+PRECISIONS = {"highest": 1e-6, "high": 2e-5}
+
+
+@pytest.mark.parametrize(("name", "precision"), [*((name, "highest") for name in VARIANTS), (VARIANTS[-1], "high")])
 @pytest.mark.parametrize("by_columns", [False, True])
 @settings(max_examples=60, deadline=None)
 @given(m=sizes, n=sizes, depth=sizes, relu=st.booleans(), accumulate=st.booleans(), gated=st.booleans())
 def test_products_are_those_of_numpy(
-    by_columns: bool, name: str, m: int, n: int, depth: int, relu: bool, accumulate: bool, gated: bool
+    by_columns: bool, name: str, precision: str, m: int, n: int, depth: int, relu: bool, accumulate: bool, gated: bool
 ) -> None:
     rng = np.random.default_rng(m * 5000 + n * 71 + depth)
     a, b, c, gate = (rng.normal(size=s).astype(np.float32) for s in ((m, depth), (depth, n), (m, n), (m, n)))
     bias = rng.normal(size=m).astype(np.float32)
     expected = a.astype(np.float64) @ b + bias[:, None] + (c if accumulate else 0)
     # What rounding may do to each element, whatever the order of the sum.
-    bound = 1e-6 * (np.abs(a).astype(np.float64) @ np.abs(b) + np.abs(bias)[:, None] + np.abs(c)) + 1e-6
+    sizes_of_sums = np.abs(a).astype(np.float64) @ np.abs(b) + np.abs(bias)[:, None] + np.abs(c)
+    bound = PRECISIONS[precision] * sizes_of_sums + 1e-6
     expected = np.maximum(expected, 0) if relu else expected
     expected = np.where(gate > 0, expected, 0) if gated else expected
     left, found = np.asfortranarray(a) if by_columns else a, c.copy()
-    with using(name):
+    with using(name, precision):
         _native.gemm(left, b, found, bias, gate if gated else None, relu=relu, accumulate=accumulate)
     assert (np.abs(found - expected) <= bound).all()
 
@@ -100,6 +107,22 @@ def test_the_fastest_variant_is_the_default() -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_environment_chooses_a_variant(name: str) -> None:
     assert chosen(name).stdout.strip() == name
+
+
+@pytest.mark.skipif("amx" not in VARIANTS, reason="needs AMX")
+def test_a_precision_is_chosen_by_name() -> None:
+    rng = np.random.default_rng(3)
+    a, b = (rng.normal(size=(200, 200)).astype(np.float32) for _ in range(2))
+    exact, differences = a.astype(np.float64) @ b, {}
+    for precision in PRECISIONS:
+        c = np.zeros((200, 200), np.float32)
+        with using("amx", precision):
+            _native.gemm(a, b, c)
+        differences[precision] = float(np.abs(c - exact).max())
+    # Thirty products' last digits apart: both are in use, and the better one is float32's.
+    assert differences["highest"] < 2e-5 < differences["high"] < 2e-3
+    with pytest.raises(ConfigurationError, match=r'must be "highest" \(float32\) or "high"'):
+        _native.select_matmul_precision("medium")
 
 
 def test_an_unknown_variant_is_refused_by_name() -> None:

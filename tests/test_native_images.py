@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,21 +29,10 @@ from pearl.learner.flat import FlatParameters
 from pearl.learner.native_plan import UnsupportedError, read_network, weights_of
 from pearl.learner.torch_learner import TorchLearner
 
-WITHOUT_AMX = "avx512 without AMX"
-VARIANTS = [*_native.learner_kernel_variants(), *([WITHOUT_AMX] if _native.has_amx() else [])]
+VARIANTS = _native.learner_kernel_variants()
 ACTIONS = spaces.Discrete(3)
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
 pytestmark = pytest.mark.usefixtures(one_torch_thread.__name__)
-
-
-@contextlib.contextmanager
-def kernels(name: str) -> Iterator[None]:
-    _native.allow_amx(name != WITHOUT_AMX)
-    try:
-        with learner_kernels(name.split()[0]):
-            yield
-    finally:
-        _native.allow_amx(True)
 
 
 def pixels(*shape: int) -> spaces.Box:
@@ -109,11 +97,11 @@ def test_convolutions_and_their_gradients_are_those_of_float64(
     module = nn.Sequential(*layers, nn.Linear(width, 5))
     if has_a_kink(module, x):
         return
-    with kernels(variant):
+    with learner_kernels(variant):
         assert_exact(module, x)
 
 
-@pytest.mark.skipif(not _native.has_amx(), reason="needs AMX")
+@pytest.mark.skipif("amx" not in VARIANTS, reason="needs AMX")
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     run=st.sampled_from([(4, 8), (8, 4), (32, 1), (16, 4), (4, 24)]), tall=st.integers(1, 5),
@@ -135,12 +123,9 @@ def test_convolutions_of_bytes_in_amx_lose_no_digits(
     assert_exact(module, x)
     flat = FlatParameters(module)
     of_one = []
-    for allowed in (True, False):
-        _native.allow_amx(allowed)
-        try:
+    for variant in ("amx", "avx512"):
+        with learner_kernels(variant):
             network = read_network("network", module, tuple(x.shape[1:]), flat, images=True, of_bytes=True)
-        finally:
-            _native.allow_amx(True)
         with torch.no_grad():  # single numbers of the convolution
             last.weight.zero_()
             last.weight[range(30), [7 * i * count // 211 for i in range(30)]] = 1.0
@@ -171,7 +156,7 @@ class Branches(nn.Module):
 @pytest.mark.parametrize("rows", [1, 9])
 def test_branches_residual_blocks_and_dueling_heads_are_exact(variant: str, rows: int) -> None:
     torch.manual_seed(0)
-    with kernels(variant):
+    with learner_kernels(variant):
         assert_exact(Branches(), torch.randn(rows, 2, 8, 9))
         blocks = nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), ResidualBlock(5), nn.Flatten(), nn.Linear(5 * 6 * 6, 3))
         assert_exact(blocks, torch.randn(rows, 1, 8, 8))
@@ -255,7 +240,7 @@ def test_gradients_of_dqn_from_pixels_are_those_of_float64(
     trainer = ShowsGradients(observations, ACTIONS, **options)
     batch, weights = batch_of(observations, rows)
     expected = exact_gradients(trainer, batch, weights)
-    with kernels(variant):
+    with learner_kernels(variant):
         NativeLearner(trainer, threads=threads).step(batch, weights)
     trainer._q_flat.gradient.copy_(trainer.optimizer.state[trainer._q_flat.parameter]["momentum_buffer"])
     whole = float(torch.cat([g.flatten() for g in expected]).norm())

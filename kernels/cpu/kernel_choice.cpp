@@ -1,6 +1,9 @@
 // The instruction set that the kernels use, chosen at run time.
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <string>
+#include <vector>
 
 #include "pearl/errors.hpp"
 #include "pearl/gae.hpp"
@@ -33,7 +36,8 @@ Variants<ReplayKernels> replay_variants() {
 Variants<learner::LearnerKernels> learner_variants() {
   using namespace learner;
 #if defined(__x86_64__)
-  return present<LearnerKernels>({&plain_learner_kernels(), avx2_learner_kernels(), avx512_learner_kernels()});
+  return present<LearnerKernels>(
+      {&plain_learner_kernels(), avx2_learner_kernels(), avx512_learner_kernels(), amx_learner_kernels(false)});
 #else
   return {&plain_learner_kernels()};
 #endif
@@ -65,10 +69,30 @@ const Table* variant_named(const Variants<Table>& variants, const std::string& n
                            "); found \"" + name + "\".");
 }
 
+// Of kernels that have no variant of this name, the fastest in its place: only a Learner's have one for AMX.
 template <class Table>
 const Table* default_variant(const Variants<Table>& variants) {
   const char* forced = std::getenv("PEARL_ISA");
-  return forced != nullptr && *forced != '\0' ? variant_named(variants, forced, "PEARL_ISA") : variants.back();
+  if (forced == nullptr || *forced == '\0') return variants.back();
+  const std::vector<std::string> of_learners = names_of(learner_variants());
+  const bool known = std::find(of_learners.begin(), of_learners.end(), forced) != of_learners.end();
+  const std::vector<std::string> own = names_of(variants);
+  if (known && std::find(own.begin(), own.end(), forced) == own.end()) return variants.back();
+  return variant_named(variants, forced, "PEARL_ISA");
+}
+
+bool is_reduced(const std::string& name, const char* origin) {
+  if (name == "high" || name == "highest") return name == "high";
+  throw ConfigurationError(std::string(origin) + " must be \"highest\" (float32) or \"high\" (16 bits of each factor); " +
+                           "found \"" + name + "\".");
+}
+
+std::atomic<bool>& reduced_products() {
+  static std::atomic<bool> reduced = [] {
+    const char* wanted = std::getenv("PEARL_MATMUL");
+    return wanted != nullptr && *wanted != '\0' && is_reduced(wanted, "PEARL_MATMUL");
+  }();
+  return reduced;
 }
 
 std::atomic<const ReplayKernels*>& selected_replay() {
@@ -100,11 +124,16 @@ void select_gae_kernels(const std::string& name) { selected_gae() = variant_name
 
 namespace learner {
 
-const LearnerKernels& learner_kernels() { return *selected_learner().load(std::memory_order_relaxed); }
+const LearnerKernels& learner_kernels() {
+  const LearnerKernels* selected = selected_learner().load(std::memory_order_relaxed);
+  const bool reduced = reduced_products().load(std::memory_order_relaxed);
+  return reduced && selected == amx_learner_kernels(false) ? *amx_learner_kernels(true) : *selected;
+}
 std::vector<std::string> learner_kernel_variants() { return names_of(learner_variants()); }
 void select_learner_kernels(const std::string& name) {
   selected_learner() = variant_named(learner_variants(), name, "kernels");
 }
+void select_matmul_precision(const std::string& name) { reduced_products() = is_reduced(name, "The precision"); }
 
 }  // namespace learner
 }  // namespace pearl

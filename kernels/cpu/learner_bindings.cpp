@@ -71,7 +71,7 @@ struct Evaluator {
     for (std::size_t first = 0; first < rows; first += panel) {
       const std::size_t count = std::min(panel, rows - first);
       network.load(x + first * network.input_bytes(), count, workspace, 0);
-      network.forward(weights, workspace, 0, network.columns(count));
+      network.forward(weights, workspace, 1, network.columns(count));
       network.kernels().transpose(workspace.value(network.output(), 0), width, count, panel, y + first * width, width);
     }
     return out;
@@ -96,10 +96,10 @@ py::tuple gradients(const learner::Network& network, const Floats& parameters, c
   for (std::size_t p = 0; p < panels; ++p) {
     const std::size_t count = std::min(panel, rows - p * panel);
     network.load(x + p * panel * network.input_bytes(), count, workspace, p);
-    network.forward(parameters.data(), workspace, p, columns);
     network.kernels().transpose(slopes.data() + p * panel * width, count, width, width,
                                 workspace.gradient(network.output(), p), panel);
   }
+  network.forward(parameters.data(), workspace, panels, columns);
   network.backward(parameters.data(), of_parameters.mutable_data(), workspace, panels, rows, columns, false,
                    network.takes_vectors());
   if (!network.takes_vectors()) return py::make_tuple(std::move(of_parameters), py::none());
@@ -330,8 +330,7 @@ void bind_learner(py::module_& m) {
   m.def("learner_kernel_variants", &learner::learner_kernel_variants);
   m.def("selected_learner_kernels", [] { return std::string(learner::learner_kernels().name); });
   m.def("select_learner_kernels", &learner::select_learner_kernels, py::arg("name"));
-  m.def("has_amx", [] { return learner::byte_convolution_kernels() != nullptr; });
-  m.def("allow_amx", &learner::allow_amx, py::arg("allowed"));
+  m.def("select_matmul_precision", &learner::select_matmul_precision, py::arg("name"));
   m.def("gemm", &gemm, py::arg("a").noconvert(), py::arg("b").noconvert(), py::arg("c").noconvert(),
         py::arg("bias").noconvert() = py::none(), py::arg("gate").noconvert() = py::none(), py::arg("relu") = false,
         py::arg("accumulate") = false);

@@ -20,14 +20,14 @@ float softplus(float x) { return std::max(x, 0.0f) + std::log1p(std::exp(-std::f
 
 ActorCriticWorker::ActorCriticWorker(const ActorCriticModel& model, std::size_t panels)
     : actor(*model.actor, panels, true),
-      next_actor(*model.actor, 1, false),
-      log_prob(model.actor->kernels().panel),
+      next_actor(*model.actor, panels, false),
+      log_prob(model.actor->kernels().panel * panels),
       slopes(model.critics.size()),
       values(model.critics.size()),
       judged(model.critics.size()) {
   for (const Network* critic : model.critics) {
     critics.emplace_back(*critic, panels, true);
-    next_critics.emplace_back(*critic, 1, false);
+    next_critics.emplace_back(*critic, panels, false);
   }
 }
 
@@ -134,6 +134,25 @@ void ActorCriticLearner::for_groups(std::size_t begin, std::size_t end, Visit vi
   }
 }
 
+// visit(p, first, count): panel p holds `count` transitions of the batch, from `first` on.
+template <class Visit>
+void ActorCriticLearner::for_panels(const Group& group, Visit visit) const {
+  for (std::size_t p = 0; p < group.panels; ++p) {
+    const std::size_t first = group.first + p * panel();
+    visit(p, first, std::min(panel(), group.last - first));
+  }
+}
+
+// The outputs of the first `critics` critics in panel p, and their slopes, which begin as zeros.
+void ActorCriticLearner::of_critics(ActorCriticWorker& worker, std::size_t critics, std::size_t p) const {
+  for (std::size_t k = 0; k < critics; ++k) {
+    const std::size_t output = model_.critics[k]->output();
+    worker.values[k] = worker.critics[k].value(output, p);
+    worker.slopes[k] = worker.critics[k].gradient(output, p);
+    std::fill_n(worker.slopes[k], panel(), 0.0f);
+  }
+}
+
 void ActorCriticLearner::load_observations(const float* rows, std::size_t count, float* panel) const {
   load_panel(kernels_, rows, observation_size(), count, panel);
   const UnitScale& scale = model_.observations;
@@ -175,15 +194,19 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
   const auto rows = static_cast<float>(batch.rows);
   const float* chooser =
       model_.target_actor_weights != nullptr ? model_.target_actor_weights : model_.actor_weights;
-  for (std::size_t p = 0; p < group.panels; ++p) {
-    const std::size_t first = group.first + p * size, count = std::min(size, group.last - first);
-    load_observations(static_cast<const float*>(batch.next_obs) + first * obs, count, worker.next_actor.value(0, 0));
-    model_.actor->forward(chooser, worker.next_actor, 0, columns(group, p));
-    float* next = worker.next_critics[0].value(0, 0);
-    std::memcpy(next, worker.next_actor.value(0, 0), obs * size * sizeof(float));
-    act(worker.next_actor.value(model_.actor->output(), 0),
+  const auto forward = [&](const Network& network, const float* weights, Workspace& workspace) {
+    network.forward(weights, workspace, group.panels, group.last_columns);
+  };
+  for_panels(group, [&](std::size_t p, std::size_t first, std::size_t count) {
+    load_observations(static_cast<const float*>(batch.next_obs) + first * obs, count, worker.next_actor.value(0, p));
+  });
+  forward(*model_.actor, chooser, worker.next_actor);
+  for_panels(group, [&](std::size_t p, std::size_t first, std::size_t count) {
+    float* next = worker.next_critics[0].value(0, p);
+    std::memcpy(next, worker.next_actor.value(0, p), obs * size * sizeof(float));
+    act(worker.next_actor.value(model_.actor->output(), p),
         batch.next_noise == nullptr ? nullptr : batch.next_noise + first * actions, count, next + obs * size,
-        worker.log_prob.data());
+        worker.log_prob.data() + p * size);
 
     float* inputs = worker.critics[0].value(0, p);
     load_observations(static_cast<const float*>(batch.obs) + first * obs, count, inputs);
@@ -191,34 +214,34 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
                inputs + obs * size);
     kernels_.to_unit(inputs + obs * size, model_.actions.center.data(), model_.actions.half_range.data(),
                      inputs + obs * size, actions);
+  });
+  const std::size_t input_floats = (obs + actions) * size * group.panels;
+  for (const std::size_t k : judges_) {
+    Workspace& workspace = worker.next_critics[k];
+    if (k > 0) std::copy_n(worker.next_critics[0].value(0, 0), input_floats, workspace.value(0, 0));
+    workspace.dropout = pass(batch, 0, k, group.first);
+    forward(*model_.critics[k], model_.target_critic_weights, workspace);
+  }
+  for (std::size_t k = 0; k < critics; ++k) {
+    Workspace& workspace = worker.critics[k];
+    if (k > 0) std::copy_n(worker.critics[0].value(0, 0), input_floats, workspace.value(0, 0));
+    workspace.dropout = pass(batch, 1, k, group.first);
+    forward(*model_.critics[k], model_.critic_weights, workspace);
+  }
+  for_panels(group, [&](std::size_t p, std::size_t first, std::size_t count) {
     const auto &judged = worker.judged, &values = worker.values;
     const auto& slopes = worker.slopes;
-    for (std::size_t j = 0; j < judges_.size(); ++j) {
-      const std::size_t k = judges_[j];
-      const Network& critic = *model_.critics[k];
-      Workspace& workspace = worker.next_critics[k];
-      if (k > 0) std::memcpy(workspace.value(0, 0), next, (obs + actions) * size * sizeof(float));
-      workspace.dropout = pass(batch, 0, k, first);
-      critic.forward(model_.target_critic_weights, workspace, 0, columns(group, p));
-      worker.judged[j] = workspace.value(critic.output(), 0);
-    }
-    for (std::size_t k = 0; k < critics; ++k) {
-      const Network& critic = *model_.critics[k];
-      Workspace& workspace = worker.critics[k];
-      if (k > 0) std::memcpy(workspace.value(0, p), inputs, (obs + actions) * size * sizeof(float));
-      workspace.dropout = pass(batch, 1, k, first);
-      critic.forward(model_.critic_weights, workspace, p, columns(group, p));
-      worker.values[k] = workspace.value(critic.output(), p);
-      worker.slopes[k] = workspace.gradient(critic.output(), p);
-      std::fill(slopes[k], slopes[k] + size, 0.0f);
-    }
+    const float* log_prob = worker.log_prob.data() + p * size;
+    for (std::size_t j = 0; j < judges_.size(); ++j)
+      worker.judged[j] = worker.next_critics[judges_[j]].value(model_.critics[judges_[j]]->output(), p);
+    of_critics(worker, critics, p);
     for (std::size_t c = 0; c < count; ++c) {
       const std::size_t i = first + c;
       float next_value = judged[0][c];
       // Keeps a NaN of any.
       for (std::size_t j = 1; j < judges_.size(); ++j)
         if (judged[j][c] < next_value || std::isnan(judged[j][c])) next_value = judged[j][c];
-      if (settings_.stochastic) next_value -= temperature * worker.log_prob[c];
+      if (settings_.stochastic) next_value -= temperature * log_prob[c];
       const float target = batch.rewards[i] + batch.discounts[i] * next_value;
       float largest = 0.0f;
       for (std::size_t k = 0; k < critics; ++k) {
@@ -230,7 +253,7 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
       worker.td_error += static_cast<double>(largest);
       priorities[i] = largest;
     }
-  }
+  });
   if (group.last_of_worker) priorities_written(known);
   for (std::size_t k = 0; k < critics; ++k)
     model_.critics[k]->backward(model_.critic_weights, gradients, worker.critics[k], group.panels,
@@ -248,26 +271,27 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
   const auto low = static_cast<float>(settings_.log_std_low), high = static_cast<float>(settings_.log_std_high);
   const auto penalty = static_cast<float>(settings_.saturation_penalty);
   const auto output = model_.actor->output();
-  for (std::size_t p = 0; p < group.panels; ++p) {
-    const std::size_t first = group.first + p * size, count = std::min(size, group.last - first);
+  for_panels(group, [&](std::size_t p, std::size_t first, std::size_t count) {
     load_observations(static_cast<const float*>(batch.obs) + first * obs, count, worker.actor.value(0, p));
-    model_.actor->forward(model_.actor_weights, worker.actor, p, columns(group, p));
+  });
+  model_.actor->forward(model_.actor_weights, worker.actor, group.panels, group.last_columns);
+  for_panels(group, [&](std::size_t p, std::size_t first, std::size_t count) {
     float* inputs = worker.critics[0].value(0, p);
     std::memcpy(inputs, worker.actor.value(0, p), obs * size * sizeof(float));
     const float* noise = settings_.stochastic ? batch.noise + first * actions : nullptr;
-    act(worker.actor.value(output, p), noise, count, inputs + obs * size, worker.log_prob.data());
+    act(worker.actor.value(output, p), noise, count, inputs + obs * size, worker.log_prob.data() + p * size);
+  });
+  for (std::size_t k = 0; k < critics; ++k) {
+    Workspace& workspace = worker.critics[k];
+    if (k > 0)
+      std::copy_n(worker.critics[0].value(0, 0), (obs + actions) * size * group.panels, workspace.value(0, 0));
+    workspace.dropout = pass(batch, 2, k, group.first);
+    model_.critics[k]->forward(model_.critic_weights, workspace, group.panels, group.last_columns);
+  }
+  for_panels(group, [&](std::size_t p, std::size_t, std::size_t count) {
     const auto& slopes = worker.slopes;
     const auto& values = worker.values;
-    for (std::size_t k = 0; k < critics; ++k) {
-      const Network& critic = *model_.critics[k];
-      Workspace& workspace = worker.critics[k];
-      if (k > 0) std::memcpy(workspace.value(0, p), inputs, (obs + actions) * size * sizeof(float));
-      workspace.dropout = pass(batch, 2, k, first);
-      critic.forward(model_.critic_weights, workspace, p, columns(group, p));
-      worker.values[k] = workspace.value(critic.output(), p);
-      worker.slopes[k] = workspace.gradient(critic.output(), p);
-      std::fill(slopes[k], slopes[k] + size, 0.0f);
-    }
+    of_critics(worker, critics, p);
     for (std::size_t c = 0; c < count; ++c) {
       float value = values[0][c], first_share = 1.0f;
       if (ensemble()) {
@@ -284,16 +308,15 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
         value = first_share > 0.0f ? value : values[1][c];
       }
       slopes[0][c] = -share * first_share;
-      const float log_prob = settings_.stochastic ? worker.log_prob[c] : 0.0f;
+      const float log_prob = settings_.stochastic ? worker.log_prob[p * size + c] : 0.0f;
       worker.actor_loss += static_cast<double>((settings_.stochastic ? temperature * log_prob : 0.0f) - value);
       if (settings_.stochastic) worker.entropy_gap += static_cast<double>(log_prob) + settings_.target_entropy;
     }
-  }
+  });
   for (std::size_t k = 0; k < critics; ++k)
     model_.critics[k]->backward(model_.critic_weights, nullptr, worker.critics[k], group.panels,
                                 group.last - group.first, group.last_columns, false, true);
-  for (std::size_t p = 0; p < group.panels; ++p) {
-    const std::size_t first = group.first + p * size, count = std::min(size, group.last - first);
+  for_panels(group, [&](std::size_t p, std::size_t first, std::size_t count) {
     const float* outputs = worker.actor.value(output, p);
     const float* unit = worker.critics[0].value(0, p) + obs * size;
     float* slopes = worker.actor.gradient(output, p);
@@ -317,7 +340,7 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
         if (raw >= low && raw <= high)
           slopes[(actions + a) * size + c] = slope * std::exp(raw) * n - temperature * share;
       }
-  }
+  });
   model_.actor->backward(model_.actor_weights, gradients, worker.actor, group.panels, group.last - group.first,
                          group.last_columns, group.accumulate, false);
 }

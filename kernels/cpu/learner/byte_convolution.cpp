@@ -1,49 +1,22 @@
 #include "pearl/learner/byte_convolution.hpp"
 
-#include <algorithm>
-#include <atomic>
-#include <cstdlib>
-#include <cstring>
+#include "amx.hpp"
 
-#if defined(__x86_64__) && defined(__linux__) && !defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 11
-#define PEARL_AMX 1
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#if defined(PEARL_AMX)
+
+#include <algorithm>
+#include <cstring>
 
 namespace pearl::learner {
 namespace {
 
-std::atomic<bool>& amx_allowed() {
-  static std::atomic<bool> allowed = [] {
-    const char* wanted = std::getenv("PEARL_AMX");
-    return wanted == nullptr || std::strcmp(wanted, "0") != 0;
-  }();
-  return allowed;
-}
-
-#if defined(PEARL_AMX)
-
-#define PEARL_SIMD __attribute__((target("amx-tile,amx-bf16,avx512f,avx512dq,avx512bw,avx512vl")))
-
-constexpr std::size_t kLanes = 16;  // channels of a tile, and at most as many positions
-constexpr std::size_t kDepth = 32;  // numbers of the image that a tile multiplies at once
-constexpr std::size_t kParts = 3;
-constexpr std::size_t kTileNumbers = kDepth * kLanes;
-
-// As the instruction reads it: palette 1, then bytes per row and rows of each tile.
-struct alignas(64) TileShapes {
-  std::uint8_t palette = 1, start = 0, reserved[14] = {};
-  std::uint16_t bytes[16] = {};
-  std::uint8_t rows[16] = {};
-};
+using namespace amx;
 
 bool fits(const ByteConvolution& c) {
   return c.run % kDepth == 0 && c.channels % kLanes == 0 && c.height > 0 && c.width > 0;
 }
 
-PEARL_SIMD void widen(const std::uint8_t* bytes, std::size_t count, std::uint16_t* numbers) {
+PEARL_AMX_SIMD void widen(const std::uint8_t* bytes, std::size_t count, std::uint16_t* numbers) {
   // The upper half of a float is its bfloat16 number, here without a remainder.
   std::size_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
@@ -60,7 +33,7 @@ PEARL_SIMD void widen(const std::uint8_t* bytes, std::size_t count, std::uint16_
 }
 
 // For each pair of numbers under the kernel, of two neighbours among the depth: pairs of 16 channels.
-PEARL_SIMD void pack(const ByteConvolution& c, const float* weights, std::uint16_t* parts) {
+PEARL_AMX_SIMD void pack(const ByteConvolution& c, const float* weights, std::uint16_t* parts) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
   std::uint16_t* to = parts;
   for (std::size_t first = 0; first < c.channels; first += kLanes)
@@ -82,7 +55,7 @@ PEARL_SIMD void pack(const ByteConvolution& c, const float* weights, std::uint16
 }
 
 // One tile of sums, `rows` x 16 channels, scaled and moved by the bias.
-PEARL_SIMD inline void finish(const float* sums, std::size_t rows, float scale, const float* bias, bool relu,
+PEARL_AMX_SIMD inline void finish(const float* sums, std::size_t rows, float scale, const float* bias, bool relu,
                               float* result, std::size_t channels) {
   const __m512 by = _mm512_set1_ps(scale), none = _mm512_setzero_ps();
   const __m512 shift = bias == nullptr ? none : _mm512_loadu_ps(bias);
@@ -93,7 +66,7 @@ PEARL_SIMD inline void finish(const float* sums, std::size_t rows, float scale, 
   }
 }
 
-PEARL_SIMD void convolve(const ByteConvolution& c, const std::uint16_t* image, const std::uint16_t* parts, float scale,
+PEARL_AMX_SIMD void convolve(const ByteConvolution& c, const std::uint16_t* image, const std::uint16_t* parts, float scale,
                          const float* bias, bool relu, float* result) {
   // Tiles of equally many positions; the last one may overlap the one before it.
   const std::size_t tiles = (c.width + kLanes - 1) / kLanes, rows = (c.width + tiles - 1) / tiles;
@@ -147,30 +120,13 @@ PEARL_SIMD void convolve(const ByteConvolution& c, const std::uint16_t* image, c
   _tile_release();
 }
 
-// The system grants the tiles' registers to a process that asks, and to threads that it starts later.
-bool granted() {
-  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
-  __builtin_cpu_init();
-  unsigned int a = 7, b = 0, c = 0, d = 0;
-  asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-  const bool has_tiles = (d >> 24 & 1) != 0 && (d >> 22 & 1) != 0;
-  return has_tiles && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512dq") && syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
-}
-
-#endif
-
 }  // namespace
 
-const ByteConvolutionKernels* byte_convolution_kernels() {
-#if defined(PEARL_AMX)
+const ByteConvolutionKernels& byte_convolution_kernels() {
   static constexpr ByteConvolutionKernels kernels = {fits, widen, pack, convolve};
-  static const bool present = granted();
-  if (present && amx_allowed()) return &kernels;
-#endif
-  return nullptr;
+  return kernels;
 }
 
-void allow_amx(bool allowed) { amx_allowed() = allowed; }
-
 }  // namespace pearl::learner
+
+#endif

@@ -95,28 +95,25 @@ void DqnLearner::train(DqnWorker& worker, const Batch& batch, std::size_t begin,
   for (std::size_t first = begin; first < end; first += group) {
     const std::size_t last = std::min(end, first + group), panels = (last - first + panel - 1) / panel;
     const auto count_in = [&](std::size_t p) { return std::min(panel, last - first - p * panel); };
-    const auto columns_of = [&](std::size_t p) { return network_.columns_of(p, panels, last_columns); };
     // One network after the other, so that its weights stay in cache.
     for (std::size_t p = 0; p < panels; ++p)
-      evaluate_next(worker, row_of(batch.next_obs, first + p * panel), p, count_in(p), columns_of(p));
-    for (std::size_t p = 0; p < panels; ++p) {
-      if (settings_.double_q) network_.forward(online_, worker.next, p, columns_of(p));
+      network_.load(row_of(batch.next_obs, first + p * panel), count_in(p), worker.next, p);
+    evaluate_next(worker, panels, last_columns);
+    if (settings_.double_q) network_.forward(online_, worker.next, panels, last_columns);
+    for (std::size_t p = 0; p < panels; ++p)
       network_.load(row_of(batch.obs, first + p * panel), count_in(p), worker.training, p);
-      network_.forward(online_, worker.training, p, columns_of(p));
+    network_.forward(online_, worker.training, panels, last_columns);
+    for (std::size_t p = 0; p < panels; ++p)
       differentiate(worker, batch, first + p * panel, p, count_in(p), priorities);
-    }
     if (last == end) priorities_written(known);
     network_.backward(online_, gradients, worker.training, panels, last - first, last_columns, first != begin, false);
   }
 }
 
-void DqnLearner::evaluate_next(DqnWorker& worker, const void* rows, std::size_t panel, std::size_t count,
-                               std::size_t columns) {
-  const std::size_t floats = network_.output_width() * kernels_.panel;
-  network_.load(rows, count, worker.next, panel);
-  network_.forward(target_, worker.next, panel, columns);
-  const float* values = worker.next.value(network_.output(), panel);
-  std::copy(values, values + floats, worker.next_values.data() + panel * floats);
+void DqnLearner::evaluate_next(DqnWorker& worker, std::size_t panels, std::size_t last_columns) {
+  network_.forward(target_, worker.next, panels, last_columns);
+  const std::size_t floats = network_.output_width() * kernels_.panel * panels;
+  std::copy_n(worker.next.value(network_.output(), 0), floats, worker.next_values.data());
 }
 
 void DqnLearner::differentiate(DqnWorker& worker, const Batch& batch, std::size_t begin, std::size_t panel,

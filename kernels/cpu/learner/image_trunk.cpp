@@ -107,9 +107,9 @@ ImageTrunk::ImageTrunk(const LearnerKernels& kernels, std::size_t input_width, b
   use_amx();
 }
 
-// Where the machine and the first convolution allow it. Only next to AVX-512: a variant that is chosen is kept to.
+// Where the kernels and the first convolution allow it.
 void ImageTrunk::use_amx() {
-  const ByteConvolutionKernels* amx = byte_convolution_kernels();
+  const ByteConvolutionKernels* amx = kernels_.of_bytes;
   const Step& step = steps_.front();
   const Window& w = step.op.window;
   for (const Step& other : steps_)
@@ -117,7 +117,6 @@ void ImageTrunk::use_amx() {
       if (&other != &step && other.in[k] == 0) return;
   const bool padded = w.padding[0] != 0 || w.padding[1] != 0;
   if (!of_bytes_ || amx == nullptr || step.op.kind != OpKind::conv2d || padded) return;
-  if (std::string(kernels_.name) != "avx512") return;
   const MapShape& out = shapes_[step.out];
   first_ = {w.width * w.channels, w.stride[0] * w.width * w.channels, w.stride[1] * w.channels,
             w.kernel[1] * w.channels, w.kernel[0], out.height, out.width, out.channels, out.row()};

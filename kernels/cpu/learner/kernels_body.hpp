@@ -131,11 +131,18 @@ void gemm_of(const Gemm& g) {
   }
 }
 
-void gemm(const Gemm& g) {
-  if (g.a_row == 1)
-    gemm_of<true>(g);
-  else
-    gemm_of<false>(g);
+void gemm(const Gemm& whole) {
+  Gemm g = whole;
+  for (std::size_t panel = 0; panel < whole.panels; ++panel) {
+    if (panel > 0 && panel + 1 == whole.panels) g.n = whole.last_n;
+    if (g.a_row == 1)
+      gemm_of<true>(g);
+    else
+      gemm_of<false>(g);
+    g.b += g.b_panel;
+    g.c += g.c_panel;
+    if (g.gate != nullptr) g.gate += g.c_panel;
+  }
 }
 
 void transpose(const float* source, std::size_t rows, std::size_t columns, std::size_t source_row, float* destination,
@@ -458,7 +465,7 @@ PEARL_SIMD void move_toward(const float* online, float tau, float* target, std::
 }
 
 constexpr LearnerKernels table_of(const char* name) {
-  return {name,         kPanel,          gemm,       transpose,           relu,           tanh, relu_backward,
+  return {name,         kPanel,          nullptr,    gemm,       transpose,           relu,           tanh, relu_backward,
           tanh_backward, scale,          scale_bytes, max_pool,           max_pool_backward, sum_features, add_row,
           to_unit,      sum_transitions, layer_norm, layer_norm_backward, sum_of_squares, add,  adam,
           sgd,          move_toward};

@@ -219,83 +219,115 @@ void Network::load(const void* rows, std::size_t count, Workspace& workspace, st
   load_panel(kernels_, floats, input_width_, count, workspace.value(0, panel));
 }
 
-void Network::forward(const float* parameters, Workspace& workspace, std::size_t panel, std::size_t columns) const {
-  if (trunk_) trunk_->forward(parameters, *workspace.images_, panel, workspace.value(0, panel));
-  const std::size_t size = kernels_.panel;
-  const auto row = static_cast<std::ptrdiff_t>(size);
-  // Of the columns alone: in a few transitions, tanh takes as long as the products.
-  const auto tanh_of = [&](const float* x, float* y, std::size_t width) {
-    if (columns == size) return kernels_.tanh(x, y, width * size);
-    for (std::size_t f = 0; f < width; ++f) kernels_.tanh(x + f * size, y + f * size, columns);
-  };
+void Network::forward(const float* parameters, Workspace& workspace, std::size_t panels,
+                      std::size_t last_columns) const {
+  for (std::size_t p = 0; p < panels && trunk_; ++p)
+    trunk_->forward(parameters, *workspace.images_, p, workspace.value(0, p));
   for (const Step& step : steps_) {
-    const Op& op = step.op;
-    const std::size_t in = widths_[step.in[0]];
-    const float* x = workspace.value(step.in[0], panel);
-    float* y = workspace.value(step.out, panel);
-    switch (op.kind) {
-      case OpKind::linear: {
-        Gemm gemm{};
-        gemm.a = parameters + op.weight;
-        gemm.a_row = static_cast<std::ptrdiff_t>(in);
-        gemm.a_step = 1;
-        gemm.b = x;
-        gemm.b_step = gemm.c_row = row;
-        gemm.c = y;
-        gemm.m = op.width;
-        gemm.n = columns;
-        gemm.depth = gemm.segment = in;
-        gemm.bias = op.bias == kNone ? nullptr : parameters + op.bias;
-        gemm.relu = step.activation == Activation::relu;
-        kernels_.gemm(gemm);
-        if (step.activation == Activation::tanh) tanh_of(y, y, op.width);
-        break;
-      }
-      case OpKind::relu:
-        kernels_.relu(x, y, op.width * size);
-        break;
-      case OpKind::tanh:
-        tanh_of(x, y, op.width);
-        break;
-      case OpKind::layer_norm:
-        kernels_.layer_norm(x, op.weight == kNone ? nullptr : parameters + op.weight,
-                            op.bias == kNone ? nullptr : parameters + op.bias, op.eps, op.width, y,
-                            workspace.statistics_.data() + 2 * size * (panel * statistics_ + step.statistics));
-        break;
-      case OpKind::add:
-      case OpKind::subtract: {
-        const float sign = op.kind == OpKind::add ? 1.0f : -1.0f;
-        const float* other = workspace.value(step.in[1], panel);
-        if (widths_[step.in[1]] == op.width) {
-          if (in == op.width)
-            std::memcpy(y, x, op.width * size * sizeof(float));
-          else
-            for (std::size_t f = 0; f < op.width; ++f) std::memcpy(y + f * size, x, size * sizeof(float));
-          kernels_.scale(other, sign, y, op.width * size, true);
-        } else {
-          kernels_.add_row(x, other, sign, y, op.width);
-        }
-        break;
-      }
-      case OpKind::mean:
-        kernels_.sum_features(x, in, y);
-        kernels_.scale(y, 1.0f / static_cast<float>(in), y, size, false);
-        break;
-      case OpKind::dropout: {
-        if (!workspace.dropout.active) {
+    if (step.op.kind == OpKind::linear)
+      multiply(step, parameters, workspace, panels, last_columns);
+    else
+      for (std::size_t p = 0; p < panels; ++p)
+        compute(step, parameters, workspace, p, columns_of(p, panels, last_columns));
+  }
+}
+
+void Network::multiply(const Step& step, const float* parameters, Workspace& workspace, std::size_t panels,
+                       std::size_t last_columns) const {
+  const Op& op = step.op;
+  const std::size_t in = widths_[step.in[0]], size = kernels_.panel;
+  Gemm gemm{};
+  gemm.a = parameters + op.weight;
+  gemm.a_row = static_cast<std::ptrdiff_t>(in);
+  gemm.a_step = 1;
+  gemm.b = workspace.value(step.in[0], 0);
+  gemm.b_step = gemm.c_row = static_cast<std::ptrdiff_t>(size);
+  gemm.c = workspace.value(step.out, 0);
+  gemm.m = op.width;
+  gemm.depth = gemm.segment = in;
+  gemm.bias = op.bias == kNone ? nullptr : parameters + op.bias;
+  gemm.relu = step.activation == Activation::relu;
+  set_panels(gemm, step.in[0], step.out, panels, last_columns);
+  kernels_.gemm(gemm);
+  for (std::size_t p = 0; p < panels && step.activation == Activation::tanh; ++p) {
+    float* y = workspace.value(step.out, p);
+    tanh_of(y, y, op.width, columns_of(p, panels, last_columns));
+  }
+}
+
+// The panels of values `from` and `to` as those of a product's b and c.
+void Network::set_panels(Gemm& gemm, std::size_t from, std::size_t to, std::size_t panels,
+                         std::size_t last_columns) const {
+  gemm.n = panels == 1 ? last_columns : kernels_.panel;
+  gemm.panels = panels;
+  gemm.b_panel = static_cast<std::ptrdiff_t>(widths_[from] * kernels_.panel);
+  gemm.c_panel = static_cast<std::ptrdiff_t>(widths_[to] * kernels_.panel);
+  gemm.last_n = last_columns;
+}
+
+// Of the columns alone: in a few transitions, tanh takes as long as the products.
+void Network::tanh_of(const float* x, float* y, std::size_t width, std::size_t columns) const {
+  const std::size_t size = kernels_.panel;
+  if (columns == size) return kernels_.tanh(x, y, width * size);
+  for (std::size_t f = 0; f < width; ++f) kernels_.tanh(x + f * size, y + f * size, columns);
+}
+
+// A step that is no linear operation, of one panel.
+void Network::compute(const Step& step, const float* parameters, Workspace& workspace, std::size_t panel,
+                      std::size_t columns) const {
+  const Op& op = step.op;
+  const std::size_t in = widths_[step.in[0]], size = kernels_.panel;
+  const float* x = workspace.value(step.in[0], panel);
+  float* y = workspace.value(step.out, panel);
+  switch (op.kind) {
+    case OpKind::relu:
+      kernels_.relu(x, y, op.width * size);
+      break;
+    case OpKind::tanh:
+      tanh_of(x, y, op.width, columns);
+      break;
+    case OpKind::layer_norm:
+      kernels_.layer_norm(x, op.weight == kNone ? nullptr : parameters + op.weight,
+                          op.bias == kNone ? nullptr : parameters + op.bias, op.eps, op.width, y,
+                          workspace.statistics_.data() + 2 * size * (panel * statistics_ + step.statistics));
+      break;
+    case OpKind::add:
+    case OpKind::subtract: {
+      const float sign = op.kind == OpKind::add ? 1.0f : -1.0f;
+      const float* other = workspace.value(step.in[1], panel);
+      if (widths_[step.in[1]] == op.width) {
+        if (in == op.width)
           std::memcpy(y, x, op.width * size * sizeof(float));
-          break;
-        }
-        float* mask = workspace.masks_.data() + size * (panel * mask_width_ + step.mask);
-        fill_dropout(workspace.dropout, step.layer, static_cast<double>(op.eps), columns, op.width, mask, 1, size);
-        for (std::size_t i = 0; i < op.width * size; ++i) y[i] = x[i] * mask[i];
+        else
+          for (std::size_t f = 0; f < op.width; ++f) std::memcpy(y + f * size, x, size * sizeof(float));
+        kernels_.scale(other, sign, y, op.width * size, true);
+      } else {
+        kernels_.add_row(x, other, sign, y, op.width);
+      }
+      break;
+    }
+    case OpKind::mean:
+      kernels_.sum_features(x, in, y);
+      kernels_.scale(y, 1.0f / static_cast<float>(in), y, size, false);
+      break;
+    case OpKind::dropout: {
+      if (!workspace.dropout.active) {
+        std::memcpy(y, x, op.width * size * sizeof(float));
         break;
       }
-      case OpKind::conv2d:
-      case OpKind::max_pool2d:
-      case OpKind::flatten:
-        break;  // of the trunk
+      DropoutPass pass = workspace.dropout;
+      pass.first_row += panel * size;
+      float* mask = workspace.masks_.data() + size * (panel * mask_width_ + step.mask);
+      fill_dropout(pass, step.layer, static_cast<double>(op.eps), columns, op.width, mask, 1, size);
+      for (std::size_t i = 0; i < op.width * size; ++i) y[i] = x[i] * mask[i];
+      break;
     }
+    case OpKind::linear:
+      break;  // of all panels together
+    case OpKind::conv2d:
+    case OpKind::max_pool2d:
+    case OpKind::flatten:
+      break;  // of the trunk
   }
 }
 
@@ -328,21 +360,19 @@ void Network::linear_backward(const Step& step, const float* parameters, float* 
     kernels_.gemm(gemm);
   }
   if (step.in[0] == 0 && !of_input) return;
-  for (std::size_t p = 0; p < panels; ++p) {
-    Gemm gemm{};
-    gemm.a = parameters + op.weight;
-    gemm.a_row = 1;
-    gemm.a_step = static_cast<std::ptrdiff_t>(in);
-    gemm.b = workspace.gradient(step.out, p);
-    gemm.b_step = gemm.c_row = stride;
-    gemm.c = workspace.gradient(step.in[0], p);
-    gemm.m = in;
-    gemm.n = columns_of(p, panels, last_columns);
-    gemm.depth = gemm.segment = op.width;
-    gemm.accumulate = step.adds[0];
-    gemm.gate = step.gates_input ? workspace.value(step.in[0], p) : nullptr;
-    kernels_.gemm(gemm);
-  }
+  Gemm gemm{};
+  gemm.a = parameters + op.weight;
+  gemm.a_row = 1;
+  gemm.a_step = static_cast<std::ptrdiff_t>(in);
+  gemm.b = workspace.gradient(step.out, 0);
+  gemm.b_step = gemm.c_row = stride;
+  gemm.c = workspace.gradient(step.in[0], 0);
+  gemm.m = in;
+  gemm.depth = gemm.segment = op.width;
+  gemm.accumulate = step.adds[0];
+  gemm.gate = step.gates_input ? workspace.value(step.in[0], 0) : nullptr;
+  set_panels(gemm, step.out, step.in[0], panels, last_columns);
+  kernels_.gemm(gemm);
 }
 
 void Network::backward(const float* parameters, float* gradients, Workspace& workspace, std::size_t panels,

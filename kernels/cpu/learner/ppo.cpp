@@ -159,16 +159,11 @@ void PpoLearner::compute_gradients(PpoWorker& worker, const Minibatch& batch, st
   for (std::size_t first = begin; first < end; first += kGroup) {
     const std::size_t last = std::min(end, first + kGroup), panels = (last - first + panel - 1) / panel;
     const auto count_in = [&](std::size_t p) { return std::min(panel, last - first - p * panel); };
-    const auto columns_of = [&](std::size_t p) { return policy.columns_of(p, panels, last_columns); };
     // One network after the other, so that its weights stay in cache.
-    for (std::size_t p = 0; p < panels; ++p) {
-      load(worker, batch, first + p * panel, p, count_in(p));
-      policy.forward(weights_, worker.policy, p, columns_of(p));
-    }
-    for (std::size_t p = 0; p < panels; ++p) {
-      value.forward(weights_, worker.value, p, columns_of(p));
-      differentiate(worker, batch, first + p * panel, p, count_in(p));
-    }
+    for (std::size_t p = 0; p < panels; ++p) load(worker, batch, first + p * panel, p, count_in(p));
+    policy.forward(weights_, worker.policy, panels, last_columns);
+    value.forward(weights_, worker.value, panels, last_columns);
+    for (std::size_t p = 0; p < panels; ++p) differentiate(worker, batch, first + p * panel, p, count_in(p));
     const bool accumulate = shared_ || first != begin;
     value.backward(weights_, gradients, worker.value, panels, last - first, last_columns, accumulate, false);
     policy.backward(weights_, gradients, worker.policy, panels, last - first, last_columns, accumulate, false);

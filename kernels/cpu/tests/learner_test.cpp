@@ -32,10 +32,15 @@ Floats random_floats(std::size_t count, std::uint32_t seed, float scale = 1.0f) 
   return values;
 }
 
-void check_gemm(std::size_t m, std::size_t n, std::size_t depth, std::size_t segment, bool contiguous_rows) {
+// Several panels of n columns, the last of which has `last_n`.
+void check_gemm(std::size_t m, std::size_t n, std::size_t depth, std::size_t segment, bool contiguous_rows,
+                std::size_t panels = 1, std::size_t last_n = 0) {
   // Exactly as large as needed: the sanitizer sees every access beyond.
-  const Floats a = random_floats(m * depth, 1), b = random_floats(depth * n, 2), bias = random_floats(m, 3);
-  const Floats gate = random_floats(m * n, 4), before = random_floats(m * n, 5);
+  const std::size_t after = panels > 1 ? n - last_n : 0, b_panel = depth * n, c_panel = m * n;
+  const Floats a = random_floats(m * depth, 1), b = random_floats(panels * b_panel - after, 2);
+  const Floats gate = random_floats(panels * c_panel - after, 4), before = random_floats(panels * c_panel - after, 5);
+  const Floats bias = random_floats(m, 3);
+  const double tolerance = std::string(learner_kernels().name) == "amx, high" ? 1e-3 : 1e-4;
   Floats c = before;
   Gemm gemm{};
   gemm.a = a.data();
@@ -53,16 +58,22 @@ void check_gemm(std::size_t m, std::size_t n, std::size_t depth, std::size_t seg
   gemm.bias = bias.data();
   gemm.accumulate = true;
   gemm.gate = gate.data();
+  gemm.panels = panels;
+  gemm.b_panel = static_cast<std::ptrdiff_t>(b_panel);
+  gemm.c_panel = static_cast<std::ptrdiff_t>(c_panel);
+  gemm.last_n = last_n;
   learner_kernels().gemm(gemm);
-  for (std::size_t i = 0; i < m; ++i)
-    for (std::size_t j = 0; j < n; ++j) {
-      double sum = static_cast<double>(bias[i]) + static_cast<double>(before[i * n + j]);
-      for (std::size_t k = 0; k < depth; ++k)
-        sum += static_cast<double>(contiguous_rows ? a[k * m + i] : a[i * depth + k]) *
-               static_cast<double>(b[k * n + j]);
-      const double expected = gate[i * n + j] > 0.0f ? sum : 0.0;
-      CHECK(std::fabs(static_cast<double>(c[i * n + j]) - expected) < 1e-4);
-    }
+  for (std::size_t p = 0; p < panels; ++p)
+    for (std::size_t i = 0; i < m; ++i)
+      for (std::size_t j = 0; j < (p > 0 && p + 1 == panels ? last_n : n); ++j) {
+        const std::size_t at = p * c_panel + i * n + j;
+        double sum = static_cast<double>(bias[i]) + static_cast<double>(before[at]);
+        for (std::size_t k = 0; k < depth; ++k)
+          sum += static_cast<double>(contiguous_rows ? a[k * m + i] : a[i * depth + k]) *
+                 static_cast<double>(b[p * b_panel + k * n + j]);
+        const double expected = gate[at] > 0.0f ? sum : 0.0;
+        CHECK(std::fabs(static_cast<double>(c[at]) - expected) < tolerance);
+      }
 }
 
 void test_gemm() {
@@ -73,6 +84,15 @@ void test_gemm() {
           check_gemm(m, n, depth, depth, contiguous);
           check_gemm(m, n, depth, (depth + 2) / 3, contiguous);
         }
+  // Large enough for AMX, around its blocks: of rows, of columns, of steps at once, of columns that are held at once.
+  for (const std::size_t m : {64u, 97u})
+    for (const std::size_t depth : {256u, 270u})
+      for (const bool contiguous : {false, true}) {
+        check_gemm(m, 32, depth, depth, contiguous, 4, 16);
+        check_gemm(m, 33, depth, 32, contiguous, 4, 1);
+      }
+  check_gemm(97, 600, 64, 32, true);
+  check_gemm(64, 32, 70, 70, false, 40, 31);
 }
 
 // relu(linear) -> tanh(linear) -> LayerNorm -> value + advantage - mean(advantage), two inputs wide.
@@ -158,10 +178,10 @@ void test_gradients() {
     for (std::size_t p = 0; p < panels; ++p) {
       const std::size_t count = std::min(panel, rows - p * panel);
       network.load(x.data() + p * panel * Example::kInputs, count, workspace, p);
-      network.forward(parameters.data(), workspace, p, network.columns_of(p, panels, last_columns));
       network.kernels().transpose(slopes.data() + p * panel * Example::kActions, count, Example::kActions,
                                   Example::kActions, workspace.gradient(network.output(), p), panel);
     }
+    network.forward(parameters.data(), workspace, panels, last_columns);
     network.backward(parameters.data(), gradients.data(), workspace, panels, rows, last_columns, false, true);
 
     std::vector<double> exact(parameters.begin(), parameters.end());
@@ -283,10 +303,12 @@ void test_gradients_of_images() {
       for (const bool accumulates : {false, true}) {  // the second time, gradients are doubled
         found = 0.0;
         for (std::size_t p = 0; p < panels; ++p) {
-          const std::size_t first = p * panel, count = std::min(panel, rows - first);
-          const std::size_t at = first * ImageExample::kInputs;
+          const std::size_t at = p * panel * ImageExample::kInputs, count = std::min(panel, rows - p * panel);
           network.load(of_bytes ? static_cast<const void*>(bytes.data() + at) : x.data() + at, count, workspace, p);
-          network.forward(parameters.data(), workspace, p, network.columns_of(p, panels, last_columns));
+        }
+        network.forward(parameters.data(), workspace, panels, last_columns);
+        for (std::size_t p = 0; p < panels; ++p) {
+          const std::size_t first = p * panel, count = std::min(panel, rows - first);
           network.kernels().transpose(slopes.data() + first * ImageExample::kOutputs, count, ImageExample::kOutputs,
                                       ImageExample::kOutputs, workspace.gradient(network.output(), p), panel);
           for (std::size_t c = 0; c < count; ++c)
@@ -321,7 +343,7 @@ void test_gradients_of_images() {
 // A convolution of bytes in AMX and in AVX-512: the same but for the order of the sums. Weights far apart in size need
 // all of their digits.
 void test_bytes_in_amx() {
-  if (byte_convolution_kernels() == nullptr || std::string(learner_kernels().name) != "avx512") return;
+  if (learner_kernels().of_bytes == nullptr) return;
   for (const std::size_t columns : {8u, 23u, 90u}) {
     const std::size_t inputs = 4 * 9 * columns, wide = (columns - 8) / 3 + 1, map = 48 * 2 * wide;
     Op conv{OpKind::conv2d, {0, kNone}, map, 0, 48 * 4 * 5 * 8};
@@ -336,11 +358,11 @@ void test_bytes_in_amx() {
     for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::uint8_t>(i * 2654435761u >> 24);
     Floats found[2];
     for (const bool allowed : {false, true}) {
-      allow_amx(allowed);
+      select_learner_kernels(allowed ? "amx" : "avx512");
       const Network network(inputs, ops, parameters.size(), true);
       Workspace workspace(network, 1, false);
       network.load(bytes.data(), 2, workspace, 0);
-      network.forward(parameters.data(), workspace, 0, network.columns(2));
+      network.forward(parameters.data(), workspace, 1, network.columns(2));
       const float* values = workspace.value(network.output(), 0);
       found[allowed].assign(values, values + 7 * network.kernels().panel);
     }
@@ -437,7 +459,7 @@ void test_masks() {
       const auto values = [&](const Floats& parameters, const Floats& inputs, std::size_t row, std::size_t action) {
         Workspace workspace(single.network, 1, false);
         single.network.load(inputs.data() + row * Example::kInputs, 1, workspace, 0);
-        single.network.forward(parameters.data(), workspace, 0, single.network.columns(1));
+        single.network.forward(parameters.data(), workspace, 1, single.network.columns(1));
         return workspace.value(single.network.output(), 0)[action * single.network.kernels().panel];
       };
       Floats expected(rows);
@@ -720,7 +742,11 @@ int main() {
     test_known_priorities();
     test_actor_critic_algorithm();
   }
+  select_matmul_precision("high");
+  test_gemm();
+  select_matmul_precision("highest");
   CHECK(throws<pearl::ConfigurationError>([] { select_learner_kernels("sse9"); }));
+  CHECK(throws<pearl::ConfigurationError>([] { select_matmul_precision("low"); }));
   test_team();
   test_ill_formed_networks_are_refused();
 }

@@ -56,7 +56,7 @@ struct alignas(kCacheLine) ActorCriticWorker : WorkerSums {
   ActorCriticWorker(const ActorCriticModel& model, std::size_t panels);
   Workspace actor, next_actor;
   std::vector<Workspace> critics, next_critics;
-  std::vector<float> log_prob;  // (panel,)
+  std::vector<float> log_prob;  // (panels, panel)
   std::vector<float*> slopes;   // of the outputs of each critic in a panel
   std::vector<const float*> values, judged;  // outputs of each critic, and of the targets that judge
   double actor_loss = 0.0, entropy_gap = 0.0;
@@ -95,9 +95,9 @@ class ActorCriticLearner : public TeamLearner<ActorCriticWorker> {
                         float temperature, float* gradients, float* priorities, const PrioritiesKnown& known);
   void actor_gradients(ActorCriticWorker& worker, const ActorCriticBatch& batch, const Group& group, float temperature,
                        float* gradients);
-  std::size_t columns(const Group& group, std::size_t p) const {
-    return model_.actor->columns_of(p, group.panels, group.last_columns);
-  }
+  template <class Visit>
+  void for_panels(const Group& group, Visit visit) const;
+  void of_critics(ActorCriticWorker& worker, std::size_t critics, std::size_t p) const;
   void load_observations(const float* rows, std::size_t count, float* panel) const;
   // The actor's outputs to unit actions and, for SAC, their log densities.
   void act(const float* outputs, const float* noise, std::size_t count, float* unit, float* log_prob) const;

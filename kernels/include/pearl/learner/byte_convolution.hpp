@@ -32,9 +32,7 @@ struct ByteConvolutionKernels {
                    float scale, const float* bias, bool relu, float* result);
 };
 
-// Those of this machine; null without AMX, or if it is switched off.
-const ByteConvolutionKernels* byte_convolution_kernels();
-// Whether networks made from now on may use AMX; begins as true, or false where PEARL_AMX is 0.
-void allow_amx(bool allowed);
+// Those of the kernels "amx" (LearnerKernels); only where the compiler knows AMX.
+const ByteConvolutionKernels& byte_convolution_kernels();
 
 }  // namespace pearl::learner

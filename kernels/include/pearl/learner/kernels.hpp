@@ -13,7 +13,8 @@
 namespace pearl::learner {
 
 // c(i, j) = [c(i, j)] + [bias(i)] + sum over k of a(i, k) * b(k, j), for i < m, j < n, k < depth; k runs through
-// segments (panels, or an image's rows) of `segment` steps each; the last may be shorter.
+// segments (panels, or an image's rows) of `segment` steps each; the last may be shorter. With several panels, a is
+// multiplied by each panel's b into its c.
 struct Gemm {
   const float* a;
   std::ptrdiff_t a_row, a_step, a_segment;  // floats from row to row, from k to k, from segment to segment
@@ -27,6 +28,9 @@ struct Gemm {
   bool accumulate = false;
   bool relu = false;
   const float* gate = nullptr;  // same layout as c; c becomes 0 where gate <= 0 (ReLU's derivative)
+  std::size_t panels = 1;
+  std::ptrdiff_t b_panel = 0, c_panel = 0;  // floats from panel to panel
+  std::size_t last_n = 0;                   // the last panel's n, if there are several
 };
 
 struct AdamStep {
@@ -55,9 +59,12 @@ struct PoolWindow {
   std::size_t rows, columns, row, channels;
 };
 
+struct ByteConvolutionKernels;
+
 struct LearnerKernels {
   const char* name;
   std::size_t panel;
+  const ByteConvolutionKernels* of_bytes;  // null without AMX
 
   // Any n; does not touch rows of c and b beyond n.
   void (*gemm)(const Gemm& gemm);
@@ -108,17 +115,21 @@ struct LearnerKernels {
   void (*move_toward)(const float* online, float tau, float* target, std::size_t count);
 };
 
-// The table in use: the variant that PEARL_ISA (plain, avx2, avx512) names, else the fastest that this machine has.
-// Throws ConfigurationError if this machine lacks the one that PEARL_ISA names.
+// The table in use: the variant that PEARL_ISA (plain, avx2, avx512, amx) names, else the fastest that this machine has;
+// its products in float32, or where PEARL_MATMUL is "high" and the variant can, with 16 bits of each factor. Throws
+// ConfigurationError for other values, and if this machine lacks the variant that PEARL_ISA names.
 const LearnerKernels& learner_kernels();
 // Names of the variants that this machine has, plainest first.
 std::vector<std::string> learner_kernel_variants();
 // Sets the variant of learners made from now on. Throws ConfigurationError for a name that is not among the variants.
 void select_learner_kernels(const std::string& name);
+// Sets the precision of learners made from now on: "highest" or "high". Throws ConfigurationError for others.
+void select_matmul_precision(const std::string& name);
 
 const LearnerKernels& plain_learner_kernels();
 // x86-64 only; null if this machine lacks the instruction set.
 const LearnerKernels* avx2_learner_kernels();
 const LearnerKernels* avx512_learner_kernels();
+const LearnerKernels* amx_learner_kernels(bool reduced);  // null too if the system grants no tiles
 
 }  // namespace pearl::learner

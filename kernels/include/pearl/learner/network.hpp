@@ -35,7 +35,7 @@ class Workspace {
   float* gradient(std::size_t value, std::size_t panel) { return at(gradients_, value, panel); }
   // Zeroes all values: needed before a batch of another size.
   void clear();
-  // What the next forward passes drop; by default nothing.
+  // What the next forward passes drop, from the first panel on; by default nothing.
   DropoutPass dropout;
 
  private:
@@ -77,8 +77,8 @@ class Network {
   // Loads transitions `rows` (count, input_width), floats or bytes, into a panel and zeroes its other transitions. A
   // network of images reads them later, in forward() and backward().
   void load(const void* rows, std::size_t count, Workspace& workspace, std::size_t panel) const;
-  // Computes `columns` transitions of the panel: half or all of it.
-  void forward(const float* parameters, Workspace& workspace, std::size_t panel, std::size_t columns) const;
+  // Computes panels 0..panels-1: all of each, but `last_columns` of the last one, half or all of it.
+  void forward(const float* parameters, Workspace& workspace, std::size_t panels, std::size_t last_columns) const;
   // Starts from gradient(output()) of panels 0..panels-1, which hold `count` transitions, then zeros. `gradients` may be
   // null; with `accumulate` they are added to. With `of_input`, which only a network that takes vectors can, the input's
   // gradient is left in gradient(0). `last_columns` of the last panel are computed, all of the others.
@@ -119,6 +119,12 @@ class Network {
   std::vector<Op> split(const std::vector<Op>& ops);
   void check(const Op& op, std::size_t index, const std::vector<std::size_t>& widths) const;
   void plan(const std::vector<Op>& ops);
+  void multiply(const Step& step, const float* parameters, Workspace& workspace, std::size_t panels,
+                std::size_t last_columns) const;
+  void compute(const Step& step, const float* parameters, Workspace& workspace, std::size_t panel,
+               std::size_t columns) const;
+  void set_panels(Gemm& gemm, std::size_t from, std::size_t to, std::size_t panels, std::size_t last_columns) const;
+  void tanh_of(const float* x, float* y, std::size_t width, std::size_t columns) const;
   void linear_backward(const Step& step, const float* parameters, float* gradients, Workspace& workspace,
                        std::size_t panels, std::size_t count, std::size_t last_columns, bool accumulate,
                        bool of_input) const;

@@ -1,0 +1,424 @@
+// The learner's loops in AVX-512, and its larger matrix products in AMX.
+//
+// AMX multiplies bfloat16 numbers of eight bits and adds in float32. A float32 number of 24 bits is the sum of three such
+// numbers, high + middle + low, without a remainder. Of the nine products of their parts, six are formed: the other three
+// are below 2^-24 of the whole, which is what rounding a float32 loses. So the result is as exact as AVX-512's, at three
+// times its rate. Numbers below 2^-126 count as zeros, and an infinite factor gives NaN.
+#include "amx.hpp"
+#include "pearl/learner/kernels.hpp"
+
+#if defined(PEARL_AMX)
+
+#include <algorithm>
+
+#include "pearl/aligned.hpp"
+#include "pearl/learner/byte_convolution.hpp"
+
+namespace pearl::learner {
+namespace {
+
+using namespace amx;
+
+constexpr std::size_t kBlock = kParts * kTileNumbers;  // the parts of 16 rows or columns and 32 steps
+constexpr std::size_t kSplitRows = 2, kFinishRows = 4;  // at a time
+constexpr std::size_t kMostSteps = 8;                  // of 32, that are summed at once
+constexpr std::size_t kMostBlocks = 128;               // of b that are held at once: 384 KiB
+
+#define PEARL_AMX_INLINE PEARL_AMX_SIMD inline __attribute__((always_inline))
+
+__mmask16 first_lanes(std::size_t count) {
+  return static_cast<__mmask16>(count >= kLanes ? 0xFFFFu : (1u << count) - 1);
+}
+
+// Pairs of numbers (even, odd) as `Parts` vectors of pairs of bfloat16 numbers, one tile apart.
+template <std::size_t Parts>
+PEARL_AMX_INLINE void split(__m512 even, __m512 odd, std::uint16_t* to) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)), half = _mm512_set1_epi32(0x8000);
+#pragma GCC unroll 3
+  for (std::size_t part = 0; part < Parts; ++part) {
+    __m512i first = _mm512_castps_si512(even), second = _mm512_castps_si512(odd);
+    if (part < 2) {
+      // To nearest: what is left has at most 16, then 8 bits.
+      first = _mm512_and_si512(_mm512_add_epi32(first, half), upper);
+      second = _mm512_and_si512(_mm512_add_epi32(second, half), upper);
+    }
+    if (part + 1 < Parts) {
+      even = _mm512_sub_ps(even, _mm512_castsi512_ps(first));
+      odd = _mm512_sub_ps(odd, _mm512_castsi512_ps(second));
+    }
+    _mm512_store_si512(to + part * kTileNumbers, _mm512_or_si512(_mm512_srli_epi32(first, 16), second));
+  }
+}
+
+// A block of a factor, 16 rows of a or 16 columns of b with 32 steps, that is split row by row into pairs of steps i and
+// i + 16. Numbers that the factor lacks are zeros.
+struct Split {
+  const float *even, *odd;
+  std::ptrdiff_t row;
+  __mmask16 even_lanes, odd_lanes;
+  std::size_t even_rows, odd_rows;  // others are zeros
+  std::uint16_t* to;
+
+  // Rows from `first` on.
+  template <std::size_t Parts>
+  PEARL_AMX_INLINE void do_rows(std::size_t first) const {
+    const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(first) * row;
+    std::uint16_t* const target = to + first * kDepth;
+    if ((even_lanes & odd_lanes) == 0xFFFF && std::min(even_rows, odd_rows) >= first + kSplitRows) {
+#pragma GCC unroll 4
+      for (std::size_t i = 0; i < kSplitRows; ++i) {
+        const std::ptrdiff_t from = at + static_cast<std::ptrdiff_t>(i) * row;
+        split<Parts>(_mm512_loadu_ps(even + from), _mm512_loadu_ps(odd + from), target + i * kDepth);
+      }
+      return;
+    }
+    for (std::size_t i = 0; i < kSplitRows; ++i) {
+      const std::ptrdiff_t from = at + static_cast<std::ptrdiff_t>(i) * row;
+      split<Parts>(_mm512_maskz_loadu_ps(first + i < even_rows ? even_lanes : 0, even + from),
+            _mm512_maskz_loadu_ps(first + i < odd_rows ? odd_lanes : 0, odd + from), target + i * kDepth);
+    }
+  }
+};
+
+// What is done with the sums of 16 x 16: `rows` of them, and some columns, belong to c.
+struct Finish {
+  const float* sums;
+  std::size_t rows;
+  __mmask16 lanes;
+  float* c;
+  const float *bias, *gate;
+
+  // Rows from `first` on.
+  PEARL_AMX_INLINE void do_rows(const Gemm& g, bool accumulate, bool relu, std::size_t first) const {
+    __m512 value[kFinishRows];
+    const std::size_t count = std::min(kFinishRows, rows - first);
+    const auto each = [&](const auto& visit) PEARL_AMX_SIMD __attribute__((always_inline)) {
+#pragma GCC unroll 8
+      for (std::size_t i = 0; i < kFinishRows; ++i)
+        if (i < count) visit(value[i], first + i, static_cast<std::ptrdiff_t>(first + i) * g.c_row);
+    };
+    const __m512 none = _mm512_setzero_ps();
+    each([&](__m512& sum, std::size_t i, std::ptrdiff_t) PEARL_AMX_SIMD __attribute__((always_inline)) {
+      sum = _mm512_load_ps(sums + i * kLanes);
+    });
+    if (bias != nullptr)
+      each([&](__m512& sum, std::size_t i, std::ptrdiff_t) PEARL_AMX_SIMD __attribute__((always_inline)) {
+        sum = _mm512_add_ps(sum, g.bias_of_columns ? _mm512_maskz_loadu_ps(lanes, bias) : _mm512_set1_ps(bias[i]));
+      });
+    if (accumulate)
+      each([&](__m512& sum, std::size_t, std::ptrdiff_t at) PEARL_AMX_SIMD __attribute__((always_inline)) {
+        sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(lanes, c + at));
+      });
+    if (relu)
+      each([&](__m512& sum, std::size_t, std::ptrdiff_t) PEARL_AMX_SIMD __attribute__((always_inline)) {
+        sum = _mm512_max_ps(none, sum);  // a NaN stays a NaN
+      });
+    if (gate != nullptr)
+      each([&](__m512& sum, std::size_t, std::ptrdiff_t at) PEARL_AMX_SIMD __attribute__((always_inline)) {
+        const __m512 gates = _mm512_maskz_loadu_ps(lanes, gate + at);
+        sum = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(gates, none, _CMP_GT_OQ), sum);
+      });
+    each([&](__m512& sum, std::size_t, std::ptrdiff_t at) PEARL_AMX_SIMD __attribute__((always_inline)) {
+      _mm512_mask_storeu_ps(c + at, lanes, sum);
+    });
+  }
+};
+
+// Six products of 16 x 32 by 32 x 16, or of two by two of them: the parts in `left` and `right`. After each, `meanwhile`
+// gives the vector units something to do.
+template <std::size_t Parts, int Rows, int Columns, class Meanwhile>
+PEARL_AMX_INLINE void multiply(const std::uint16_t* const* left, const std::uint16_t* const* right,
+                               const Meanwhile& meanwhile) {
+  const auto all = [&] PEARL_AMX_SIMD __attribute__((always_inline)) {
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (Columns == 2) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (Rows == 2) _tile_dpbf16ps(2, 5, 6);
+    if constexpr (Rows == 2 && Columns == 2) _tile_dpbf16ps(3, 5, 7);
+    meanwhile();
+  };
+  const auto load_left = [&](std::size_t part) PEARL_AMX_SIMD __attribute__((always_inline)) {
+    _tile_loadd(4, left[0] + part * kTileNumbers, 64);
+    if constexpr (Rows == 2) _tile_loadd(5, left[1] + part * kTileNumbers, 64);
+  };
+  const auto load_right = [&](std::size_t part) PEARL_AMX_SIMD __attribute__((always_inline)) {
+    _tile_loadd(6, right[0] + part * kTileNumbers, 64);
+    if constexpr (Columns == 2) _tile_loadd(7, right[1] + part * kTileNumbers, 64);
+  };
+  // Small products first; each part on the right, which comes from the L2 cache, is loaded once.
+  load_left(0);
+  if constexpr (Parts == 3) {
+    load_right(2);
+    all();
+  }
+  load_right(1);
+  all();
+  load_left(1);
+  if constexpr (Parts == 3) all();
+  load_right(0);
+  all();
+  if constexpr (Parts == 3) {
+    load_left(2);
+    all();
+  }
+  load_left(0);
+  all();
+}
+
+// One thread's memory for split factors: grows to what the largest product needs.
+std::uint16_t* memory(std::size_t numbers) {
+  thread_local AlignedArray<std::uint16_t> array;
+  if (array.size() < numbers) array = AlignedArray<std::uint16_t>(numbers);
+  return array.data();
+}
+
+// Whether the steps come in runs of 32, and the product is so large that splitting its factors is worth it (measured).
+template <std::size_t Parts>
+bool fits(const Gemm& g) {
+  if (g.depth > g.segment && g.segment % kDepth != 0) return false;
+  const std::size_t columns = g.panels > 1 ? (g.panels - 1) * g.n + g.last_n : g.n;
+  const std::size_t least = Parts == 3 ? 64 : 32, work = Parts == 3 ? std::size_t{3} << 19 : std::size_t{1} << 18;
+  return std::min(g.m, columns) >= least && g.depth >= kDepth && g.m * columns * g.depth >= work;
+}
+
+// A product, in blocks of 16 rows of a and 16 columns of b: two by two blocks at a time, over a run of steps. The tiles'
+// unit is busy for hundreds of cycles with the six products of such blocks, in which the vector units split factors that
+// are needed later, and finish sums that are complete.
+template <std::size_t Parts>
+class TiledProduct {
+ public:
+  explicit TiledProduct(const Gemm& gemm)
+      : g(gemm),
+        rows_((g.m + kLanes - 1) / kLanes),
+        in_panel_((g.n + kLanes - 1) / kLanes),
+        columns_(g.panels > 1 ? (g.panels - 1) * in_panel_ + (g.last_n + kLanes - 1) / kLanes : in_panel_) {}
+
+  PEARL_AMX_SIMD void run() {
+    TileShapes shapes;
+    for (int tile = 0; tile < 8; ++tile) {
+      shapes.bytes[tile] = 64;
+      shapes.rows[tile] = kLanes;
+    }
+    _tile_loadconfig(&shapes);
+    for (k_ = 0; k_ < g.depth; k_ = end_) {
+      end_ = std::min(g.depth, k_ + kMostSteps * kDepth);
+      steps_ = (end_ - k_ + kDepth - 1) / kDepth;
+      const std::size_t held = std::min(columns_, kMostBlocks / steps_);
+      right_ = memory((held + 4) * steps_ * kBlock);
+      lefts_[0] = right_ + held * steps_ * kBlock;
+      lefts_[1] = lefts_[0] + 2 * steps_ * kBlock;
+      for (first_ = 0; first_ < columns_; first_ = last_) {
+        last_ = std::min(columns_, first_ + held);
+        run_columns();
+      }
+    }
+    _tile_release();
+  }
+
+ private:
+  static constexpr std::size_t kProducts = Parts == 3 ? 6 : 3;
+
+  PEARL_AMX_SIMD void run_columns() {
+    left_ = {0, 0, std::min<std::size_t>(2, rows_) * steps_};
+    right_next_ = 0;
+    split_ = {};
+    split_row_ = kLanes;
+    const std::size_t pairs = (last_ - first_ + 1) / 2;
+    split_up_to(blocks_of_columns(first_) * steps_);
+    split_left_up_to_end();
+    for (std::size_t row = 0; row < rows_; row += 2) {
+      const bool two_rows = row + 1 < rows_;
+      const std::uint16_t* const left = lefts_[row / 2 % 2];
+      left_ = {row + 2, 0, row + 2 < rows_ ? std::min<std::size_t>(2, rows_ - row - 2) * steps_ : 0};
+      for (std::size_t column = first_; column < last_;) {
+        const std::size_t blocks = blocks_of_columns(column);
+        const std::uint16_t* const right = right_ + (column - first_) * steps_ * kBlock;
+        right_end_ = row > 0 ? right_next_ : std::min(last_ - first_, column - first_ + blocks + 2) * steps_;
+        const std::size_t splits = right_end_ - right_next_ + left_.end / pairs + 1;
+        const std::size_t parts = splits * (kLanes / kSplitRows) + waiting_ * (kLanes / kFinishRows);
+        share_ = std::min<std::size_t>(3, (parts + kProducts * steps_ - 1) / (kProducts * steps_));
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        const auto meanwhile = [&] PEARL_AMX_SIMD __attribute__((always_inline)) { work(); };
+        for (std::size_t step = 0; step < steps_; ++step) {
+          const std::uint16_t* const lefts[2] = {left + step * kBlock, left + (steps_ + step) * kBlock};
+          const std::uint16_t* const rights[2] = {right + step * kBlock, right + (steps_ + step) * kBlock};
+          if (two_rows)
+            blocks == 2 ? multiply<Parts, 2, 2>(lefts, rights, meanwhile) : multiply<Parts, 2, 1>(lefts, rights, meanwhile);
+          else
+            blocks == 2 ? multiply<Parts, 1, 2>(lefts, rights, meanwhile) : multiply<Parts, 1, 1>(lefts, rights, meanwhile);
+        }
+        split_up_to(right_end_);
+        finish_all();
+        float(*sums)[kLanes * kLanes] = sums_[turn_ ^= 1];
+        _tile_stored(0, sums[0], 64);
+        wait_for(row, column, sums[0]);
+        if (blocks == 2) {
+          _tile_stored(1, sums[1], 64);
+          wait_for(row, column + 1, sums[1]);
+        }
+        if (two_rows) {
+          _tile_stored(2, sums[2], 64);
+          wait_for(row + 1, column, sums[2]);
+        }
+        if (two_rows && blocks == 2) {
+          _tile_stored(3, sums[3], 64);
+          wait_for(row + 1, column + 1, sums[3]);
+        }
+        column += blocks;
+      }
+      split_left_up_to_end();
+    }
+    finish_all();
+  }
+
+  // A share of what waits to be finished or split.
+  PEARL_AMX_SIMD __attribute__((noinline)) void work() {
+    for (std::size_t i = 0; i < share_; ++i) {
+      if (waiting_ > 0)
+        finish_rows();
+      else if (!split_rows())
+        return;
+    }
+  }
+  PEARL_AMX_INLINE void finish_rows() {
+    const Finish& finish = finishes_[waiting_ - 1];
+    finish.do_rows(g, g.accumulate || k_ > 0, g.relu && end_ == g.depth, finish_row_);
+    finish_row_ += kFinishRows;
+    if (finish_row_ < finish.rows) return;
+    finish_row_ = 0;
+    --waiting_;
+  }
+  PEARL_AMX_INLINE bool split_rows() {
+    if (split_row_ == kLanes && !begin_split()) return false;
+    split_.template do_rows<Parts>(split_row_);
+    split_row_ += kSplitRows;
+    return true;
+  }
+  PEARL_AMX_SIMD void finish_all() {
+    while (waiting_ > 0) finish_rows();
+  }
+  PEARL_AMX_SIMD void split_up_to(std::size_t right) {
+    right_end_ = right;
+    while (right_next_ < right || (split_row_ < kLanes && of_right_)) split_rows();
+  }
+  PEARL_AMX_SIMD void split_left_up_to_end() {
+    while (left_.next < left_.end || split_row_ < kLanes) split_rows();
+  }
+
+  // Blocks from `column` on that are multiplied together: of one panel.
+  std::size_t blocks_of_columns(std::size_t column) const {
+    return column + 1 < last_ && column % in_panel_ + 1 < in_panel_ ? 2 : 1;
+  }
+  std::size_t width(std::size_t column) const {
+    const std::size_t panel = column / in_panel_, first = column % in_panel_ * kLanes;
+    return std::min(kLanes, (g.panels > 1 && panel + 1 == g.panels ? g.last_n : g.n) - first);
+  }
+  std::ptrdiff_t place(std::size_t k, std::ptrdiff_t step, std::ptrdiff_t segment) const {
+    return static_cast<std::ptrdiff_t>(k / g.segment) * segment + static_cast<std::ptrdiff_t>(k % g.segment) * step;
+  }
+
+  // The next block to split: of b as far as it is needed soon, then of a.
+  PEARL_AMX_SIMD bool begin_split() {
+    of_right_ = right_next_ < right_end_;
+    if (of_right_)
+      split_ = of_right(right_next_++);
+    else if (left_.next < left_.end)
+      split_ = of_left(left_.next++);
+    else
+      return false;
+    split_row_ = 0;
+    return true;
+  }
+  Split of_right(std::size_t index) const {
+    const std::size_t column = first_ + index / steps_, k = k_ + index % steps_ * kDepth, steps = end_ - k;
+    const float* b = g.b + static_cast<std::ptrdiff_t>(column / in_panel_) * g.b_panel + column % in_panel_ * kLanes +
+                     place(k, g.b_step, g.b_segment);
+    const __mmask16 lanes = first_lanes(width(column));
+    return {b, b + static_cast<std::ptrdiff_t>(kLanes) * g.b_step, g.b_step, lanes, lanes, steps,
+            steps > kLanes ? steps - kLanes : 0, right_ + index * kBlock};
+  }
+  Split of_left(std::size_t index) {
+    const std::size_t block = left_.row + index / steps_, k = k_ + index % steps_ * kDepth, steps = end_ - k;
+    const std::size_t first = block * kLanes, rows = std::min(kLanes, g.m - first);
+    const float* a = g.a + static_cast<std::ptrdiff_t>(first) * g.a_row + place(k, g.a_step, g.a_segment);
+    std::uint16_t* const to = lefts_[block / 2 % 2] + index * kBlock;
+    if (g.a_step == 1)
+      return {a, a + kLanes, g.a_row, first_lanes(steps), first_lanes(steps > kLanes ? steps - kLanes : 0), rows, rows,
+              to};
+    // Rows next to each other are turned first.
+    for (std::size_t i = 0; i < 2; ++i) {
+      const std::size_t count = std::min(kLanes, steps > i * kLanes ? steps - i * kLanes : 0);
+      if (count < kLanes || rows < kLanes) std::fill_n(turned_[i], kLanes * kLanes, 0.0f);
+      avx512_.transpose(a + static_cast<std::ptrdiff_t>(i * kLanes) * g.a_step, count, rows,
+                        static_cast<std::size_t>(g.a_step), turned_[i], kLanes);
+    }
+    return {turned_[0], turned_[1], kLanes, 0xFFFF, 0xFFFF, kLanes, kLanes, to};
+  }
+
+  void wait_for(std::size_t row_block, std::size_t column, const float* sums) {
+    const std::size_t row = row_block * kLanes, in_panel = column % in_panel_ * kLanes;
+    const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(column / in_panel_) * g.c_panel +
+                              static_cast<std::ptrdiff_t>(row) * g.c_row + static_cast<std::ptrdiff_t>(in_panel);
+    const float* bias = nullptr;
+    if (g.bias != nullptr && k_ == 0) bias = g.bias + (g.bias_of_columns ? in_panel : row);
+    finishes_[waiting_++] = {sums, std::min(kLanes, g.m - row), first_lanes(width(column)), g.c + at, bias,
+                             g.gate != nullptr && end_ == g.depth ? g.gate + at : nullptr};
+  }
+
+  struct Left {
+    std::size_t row, next, end;  // blocks of 16 rows, and of 32 steps
+  };
+
+  const Gemm& g;
+  const LearnerKernels& avx512_ = *avx512_learner_kernels();
+  const std::size_t rows_, in_panel_, columns_;  // blocks of 16
+  std::size_t k_ = 0, end_ = 0, steps_ = 0, first_ = 0, last_ = 0, share_ = 0, turn_ = 0;
+  std::size_t right_next_ = 0, right_end_ = 0, split_row_ = kLanes, waiting_ = 0, finish_row_ = 0;
+  bool of_right_ = false;
+  Left left_ = {};
+  Split split_ = {};
+  Finish finishes_[4];
+  std::uint16_t *right_ = nullptr, *lefts_[2] = {};
+  alignas(64) float sums_[2][4][kLanes * kLanes];
+  alignas(64) float turned_[2][kLanes * kLanes];
+};
+
+template <std::size_t Parts>
+void gemm(const Gemm& g) {
+  if (fits<Parts>(g))
+    TiledProduct<Parts>(g).run();
+  else
+    avx512_learner_kernels()->gemm(g);
+}
+
+template <std::size_t Parts>
+LearnerKernels table_of(const char* name) {
+  LearnerKernels table = *avx512_learner_kernels();
+  table.name = name;
+  table.of_bytes = &byte_convolution_kernels();
+  table.gemm = gemm<Parts>;
+  return table;
+}
+
+}  // namespace
+
+const LearnerKernels* amx_learner_kernels(bool reduced) {
+  static const bool present = avx512_learner_kernels() != nullptr && granted();
+  if (!present) return nullptr;
+  static const LearnerKernels tables[2] = {table_of<3>("amx"), table_of<2>("amx, high")};
+  return &tables[reduced ? 1 : 0];
+}
+
+}  // namespace pearl::learner
+
+#else
+
+namespace pearl::learner {
+
+const LearnerKernels* amx_learner_kernels(bool) { return nullptr; }
+
+}  // namespace pearl::learner
+
+#endif
