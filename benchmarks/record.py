@@ -8,10 +8,10 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -117,6 +117,12 @@ def commit() -> str:
 
 def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
+
+
+def row_of(recorded: Mapping[str, Any]) -> Row:
+    """A row as write() has written it."""
+    names = {f.name for f in fields(Row)}
+    return Row(**{k: tuple(v) if k == "spread" else v for k, v in recorded.items() if k in names})
 
 
 def write(name: str, command: str, threads: int, rows: Sequence[Row], **more: object) -> Path:

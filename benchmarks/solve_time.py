@@ -25,13 +25,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.solving import COMPILED, EPISODES, INTERVAL, SOLVED
 from benchmarks.programs import environment
-from benchmarks.record import RESULTS, ROOT, Row, commit, machine, shown, write
+from benchmarks.record import RESULTS, ROOT, Row, commit, machine, row_of, shown, write
 from benchmarks.timing import options
 
 COMPOSING, COMPOSED = "example, composing included", "composed program"
@@ -287,12 +287,7 @@ Document = Mapping[str, Any]
 def together(found: Sequence[Row], runs: Sequence[Document], known: Document) -> tuple[list[Row], list[Document]]:
     """Rows and runs of the tasks that were measured now, and those of the other tasks in the record `known`."""
     environments = {str(run["environment"]) for run in runs}
-    names = {f.name for f in fields(Row)}
-    kept = [
-        Row(**{name: tuple(value) if name == "spread" else value for name, value in row.items() if name in names})
-        for row in known["rows"]
-        if row["case"].partition(" ")[0] not in environments
-    ]
+    kept = [row_of(row) for row in known["rows"] if row["case"].partition(" ")[0] not in environments]
     return [*kept, *found], [*(run for run in known["runs"] if run["environment"] not in environments), *runs]
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from gymnasium import spaces
 
 from benchmarks.intervals import interquartile_mean, interval
-from benchmarks.record import RESULTS, Row, shown, write
+from benchmarks.record import RESULTS, Row, row_of, shown, write
 from benchmarks.scale import phases_of, steps_per_s
 from benchmarks.timing import ONE_THREAD, options
 from benchmarks.zoo import train
@@ -175,7 +175,9 @@ def scaling_rows(network: Network, batches: Sequence[int], seconds: float, repea
 
 def main() -> None:
     parser = options(__doc__, "one seed of the first composition in 2,000 steps, and one batch")
-    parser.add_argument("--learning-only", action="store_true", help="leave out the scaling factors")
+    parser.add_argument(
+        "--part", choices=("learning", "scaling"), help="this part alone; the record keeps the other's rows"
+    )
     arguments = parser.parse_args()
     os.environ.update(ONE_THREAD)  # of the processes that it starts
     if arguments.quick:
@@ -185,15 +187,24 @@ def main() -> None:
         shown(scaling_rows(MLP, MLP.batches[:1], 0.5, 1))
         return
     runs = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else []
-    rows = []
-    for case in LEARNING:
-        learned(case, case.seeds, runs, FILE)
-        rows += shown(learning_rows(case, runs))
-    if arguments.learning_only:
-        return
-    for network in (MLP, CNN):
-        rows += shown(scaling_rows(network, network.batches, 2.0, 2))
-    write("spo", "make bench-spo", os.cpu_count() or 1, rows)
+    rows: list[Row] = []
+    if arguments.part != "scaling":
+        for case in LEARNING:
+            learned(case, case.seeds, runs, FILE)
+            rows += shown(learning_rows(case, runs))
+    if arguments.part != "learning":
+        for network in (MLP, CNN):
+            rows += shown(scaling_rows(network, network.batches, 2.0, 2))
+    write("spo", "make bench-spo", os.cpu_count() or 1, [*kept(arguments.part), *rows])
+
+
+def kept(part: str | None) -> list[Row]:
+    """The rows of the record that are not of `part`."""
+    record = RESULTS / "spo.json"
+    if part is None or not record.exists():
+        return []
+    recorded = [row_of(row) for row in json.loads(record.read_text(encoding="utf-8"))["rows"]]
+    return [row for row in recorded if (row.unit == "return") != (part == "learning")]
 
 
 if __name__ == "__main__":
