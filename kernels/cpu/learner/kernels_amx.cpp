@@ -2,8 +2,9 @@
 //
 // AMX multiplies bfloat16 numbers of eight bits and adds in float32. A float32 number of 24 bits is the sum of three such
 // numbers, high + middle + low, without a remainder. Of the nine products of their parts, six are formed: the other three
-// are below 2^-24 of the whole, which is what rounding a float32 loses. So the result is as exact as AVX-512's, at three
-// times its rate. Numbers below 2^-126 count as zeros, and an infinite factor gives NaN.
+// are below 2^-24 of the whole, which is what rounding a float32 loses. So the result is as exact as AVX-512's. The reduced
+// form takes high and middle alone, and three products: 16 bits of each factor. Numbers below 2^-126 count as zeros, and an
+// infinite factor gives NaN.
 #include "amx.hpp"
 #include "pearl/learner/kernels.hpp"
 
@@ -20,9 +21,10 @@ namespace {
 using namespace amx;
 
 constexpr std::size_t kBlock = kParts * kTileNumbers;  // the parts of 16 rows or columns and 32 steps
-constexpr std::size_t kSplitRows = 2, kFinishRows = 4;  // at a time
 constexpr std::size_t kMostSteps = 8;                  // of 32, that are summed at once
 constexpr std::size_t kMostBlocks = 128;               // of b that are held at once: 384 KiB
+// At a time. The tiles' unit falls behind if more than about 64 vector operations come between four of its products.
+constexpr std::size_t kSplitRows = 2, kFinishRows = 4;
 
 #define PEARL_AMX_INLINE PEARL_AMX_SIMD inline __attribute__((always_inline))
 
@@ -75,7 +77,7 @@ struct Split {
     for (std::size_t i = 0; i < kSplitRows; ++i) {
       const std::ptrdiff_t from = at + static_cast<std::ptrdiff_t>(i) * row;
       split<Parts>(_mm512_maskz_loadu_ps(first + i < even_rows ? even_lanes : 0, even + from),
-            _mm512_maskz_loadu_ps(first + i < odd_rows ? odd_lanes : 0, odd + from), target + i * kDepth);
+                   _mm512_maskz_loadu_ps(first + i < odd_rows ? odd_lanes : 0, odd + from), target + i * kDepth);
     }
   }
 };
@@ -124,8 +126,8 @@ struct Finish {
   }
 };
 
-// Six products of 16 x 32 by 32 x 16, or of two by two of them: the parts in `left` and `right`. After each, `meanwhile`
-// gives the vector units something to do.
+// The products of 16 x 32 by 32 x 16 numbers, or of two by two such blocks: six of their three parts, three of two. After
+// each, `meanwhile` gives the vector units something to do.
 template <std::size_t Parts, int Rows, int Columns, class Meanwhile>
 PEARL_AMX_INLINE void multiply(const std::uint16_t* const* left, const std::uint16_t* const* right,
                                const Meanwhile& meanwhile) {
@@ -181,8 +183,8 @@ bool fits(const Gemm& g) {
 }
 
 // A product, in blocks of 16 rows of a and 16 columns of b: two by two blocks at a time, over a run of steps. The tiles'
-// unit is busy for hundreds of cycles with the six products of such blocks, in which the vector units split factors that
-// are needed later, and finish sums that are complete.
+// unit is busy for hundreds of cycles with their products, in which the vector units split factors that are needed later,
+// and finish sums that are complete.
 template <std::size_t Parts>
 class TiledProduct {
  public:
@@ -232,6 +234,7 @@ class TiledProduct {
       for (std::size_t column = first_; column < last_;) {
         const std::size_t blocks = blocks_of_columns(column);
         const std::uint16_t* const right = right_ + (column - first_) * steps_ * kBlock;
+        // The next columns' blocks of b will be needed in the first rows; all are held then.
         right_end_ = row > 0 ? right_next_ : std::min(last_ - first_, column - first_ + blocks + 2) * steps_;
         const std::size_t splits = right_end_ - right_next_ + left_.end / pairs + 1;
         const std::size_t parts = splits * (kLanes / kSplitRows) + waiting_ * (kLanes / kFinishRows);
@@ -244,10 +247,14 @@ class TiledProduct {
         for (std::size_t step = 0; step < steps_; ++step) {
           const std::uint16_t* const lefts[2] = {left + step * kBlock, left + (steps_ + step) * kBlock};
           const std::uint16_t* const rights[2] = {right + step * kBlock, right + (steps_ + step) * kBlock};
-          if (two_rows)
-            blocks == 2 ? multiply<Parts, 2, 2>(lefts, rights, meanwhile) : multiply<Parts, 2, 1>(lefts, rights, meanwhile);
+          if (two_rows && blocks == 2)
+            multiply<Parts, 2, 2>(lefts, rights, meanwhile);
+          else if (two_rows)
+            multiply<Parts, 2, 1>(lefts, rights, meanwhile);
+          else if (blocks == 2)
+            multiply<Parts, 1, 2>(lefts, rights, meanwhile);
           else
-            blocks == 2 ? multiply<Parts, 1, 2>(lefts, rights, meanwhile) : multiply<Parts, 1, 1>(lefts, rights, meanwhile);
+            multiply<Parts, 1, 1>(lefts, rights, meanwhile);
         }
         split_up_to(right_end_);
         finish_all();
