@@ -66,8 +66,8 @@ PEARL_AMX_SIMD inline void finish(const float* sums, std::size_t rows, float sca
   }
 }
 
-PEARL_AMX_SIMD void convolve(const ByteConvolution& c, const std::uint16_t* image, const std::uint16_t* parts, float scale,
-                         const float* bias, bool relu, float* result) {
+PEARL_AMX_SIMD void convolve(const ByteConvolution& c, const std::uint16_t* image, const std::uint16_t* parts,
+                             float scale, const float* bias, bool relu, float* result) {
   // Tiles of equally many positions; the last one may overlap the one before it.
   const std::size_t tiles = (c.width + kLanes - 1) / kLanes, rows = (c.width + tiles - 1) / tiles;
   const std::size_t last_position = c.width - rows, last_channel = c.channels - kLanes;

@@ -1,10 +1,10 @@
 // The learner's loops in AVX-512, and its larger matrix products in AMX.
 //
-// AMX multiplies bfloat16 numbers of eight bits and adds in float32. A float32 number of 24 bits is the sum of three such
-// numbers, high + middle + low, without a remainder. Of the nine products of their parts, six are formed: the other three
-// are below 2^-24 of the whole, which is what rounding a float32 loses. So the result is as exact as AVX-512's. The reduced
-// form takes high and middle alone, and three products: 16 bits of each factor. Numbers below 2^-126 count as zeros, and an
-// infinite factor gives NaN.
+// AMX multiplies bfloat16 numbers of eight bits and adds in float32. A float32 number of 24 bits is the sum of three
+// such numbers, high + middle + low, without a remainder. Of the nine products of their parts, six are formed: the
+// other three are below 2^-24 of the whole, which is what rounding a float32 loses. So the result is as exact as
+// AVX-512's. The reduced form takes high and middle alone, and three products: 16 bits of each factor. Numbers below
+// 2^-126 count as zeros, and an infinite factor gives NaN.
 #include "amx.hpp"
 #include "pearl/learner/kernels.hpp"
 
@@ -52,8 +52,8 @@ PEARL_AMX_INLINE void split(__m512 even, __m512 odd, std::uint16_t* to) {
   }
 }
 
-// A block of a factor, 16 rows of a or 16 columns of b with 32 steps, that is split row by row into pairs of steps i and
-// i + 16. Numbers that the factor lacks are zeros.
+// A block of a factor, 16 rows of a or 16 columns of b with 32 steps, that is split row by row into pairs of steps i
+// and i + 16. Numbers that the factor lacks are zeros.
 struct Split {
   const float *even, *odd;
   std::ptrdiff_t row;
@@ -126,8 +126,8 @@ struct Finish {
   }
 };
 
-// The products of 16 x 32 by 32 x 16 numbers, or of two by two such blocks: six of their three parts, three of two. After
-// each, `meanwhile` gives the vector units something to do.
+// The products of 16 x 32 by 32 x 16 numbers, or of two by two such blocks: six of their three parts, three of two.
+// After each, `meanwhile` gives the vector units something to do.
 template <std::size_t Parts, int Rows, int Columns, class Meanwhile>
 PEARL_AMX_INLINE void multiply(const std::uint16_t* const* left, const std::uint16_t* const* right,
                                const Meanwhile& meanwhile) {
@@ -182,9 +182,9 @@ bool fits(const Gemm& g) {
   return std::min(g.m, columns) >= least && g.depth >= kDepth && g.m * columns * g.depth >= work;
 }
 
-// A product, in blocks of 16 rows of a and 16 columns of b: two by two blocks at a time, over a run of steps. The tiles'
-// unit is busy for hundreds of cycles with their products, in which the vector units split factors that are needed later,
-// and finish sums that are complete.
+// A product, in blocks of 16 rows of a and 16 columns of b: two by two blocks at a time, over a run of steps. The
+// tiles' unit is busy for hundreds of cycles with their products, in which the vector units split factors that are
+// needed later, and finish sums that are complete.
 template <std::size_t Parts>
 class TiledProduct {
  public:
