@@ -149,6 +149,15 @@ def cli_page() -> str:
     if done.returncode != 0:
         raise ReferenceError(f"typer could not describe the commands: {done.stderr.strip()}")
     text = done.stdout.split("\n", 1)[1].replace("\n\n\n", "\n\n")
+    # typer cuts the list of commands off at 45 characters: say all of it, as each command's section begins.
+    first = dict(re.findall(r"^## `pearl ([\w-]+)`\n\n(.+?)\n\n", text, re.MULTILINE | re.DOTALL))
+    listed = r"^\* `(" + "|".join(map(re.escape, first)) + r")`: .*$"
+    text = re.sub(
+        listed,
+        lambda one: f"* [`{one[1]}`](#pearl-{one[1]}): {' '.join(first[one[1]].split())}",
+        text,
+        flags=re.MULTILINE,
+    )
     return CLI_NOTE + text.rstrip() + "\n"
 
 
