@@ -130,6 +130,10 @@ _Problem = TypeVar("_Problem", bound=TrainingProblem)
 
 _MEASURED_FILE_BYTES = 2**30
 _TRIAL_STEPS = 2**40  # a trial ends by time
+_OF_THE_PROGRAM = {
+    "seed": "of each run (--seed of the program, or seed of runtime_gen)",
+    "device": "chosen by the composer among those of set_device_file, or of this machine",
+}
 _ACTOR_FIELDS = {"num_actors": "count", "envs_per_actor": "envs_per_actor"}  # of ActorSpec, by their argument
 _TRAINING_DEFAULTS = ("batch_size", "replay_ratio", "learning_starts", "gamma", "n_step")
 
@@ -288,6 +292,11 @@ class Composer:
             raise ConfigurationError(
                 f'settings must be "auto", or be left out; found {settings!r}. Give each setting as an argument of its '
                 "own, such as learning_rate=1e-4."
+            )
+        for name in _OF_THE_PROGRAM.keys() & values:
+            raise ConfigurationError(
+                f"set_train_function takes settings of the trainer class; {name} is {_OF_THE_PROGRAM[name]}. Leave it "
+                "out there."
             )
         self._trainer_class = check_trainer_class(learner)
         if settings == AUTO_SETTINGS:
