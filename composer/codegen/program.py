@@ -9,6 +9,8 @@ import functools
 import hashlib
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -204,13 +206,21 @@ def _check_environment_is_known(actors: ActorSpec, trainer: UserImport) -> None:
     if entry is None or trainer.module.partition(".")[0] != "pearl":
         return
     module = entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
-    if module.partition(".")[0] != "gymnasium":
+    if module.partition(".")[0] != "gymnasium" or not _gymnasium_registers(env):
         raise GenerationError(
-            f"The program would not know the environment {env!r}, which {module} defines: the program imports only "
+            f"The program would not know the environment {env!r}, made by {module}: the program imports only "
             f"{trainer.name} from {trainer.module}. Derive a class from {trainer.name} in the module that registers "
             "the environment, and compose with that class; or give the class or function that makes it, in place of "
             "its name."
         )
+
+
+def _gymnasium_registers(env: str) -> bool:
+    """Whether Gymnasium registers the name itself: a class of Gymnasium may be registered by others, too."""
+    if f'"{env}"' in Path(gym.envs.__file__).read_text(encoding="utf-8"):  # a new process would take a second
+        return True
+    ask = "import gymnasium, sys; sys.exit(sys.argv[1] not in gymnasium.registry)"
+    return subprocess.run([sys.executable, "-c", ask, env], timeout=60, capture_output=True).returncode == 0
 
 
 def _implementation(learner: LearnerConfig, device: Device) -> LearnerImplementation:
