@@ -24,6 +24,7 @@ WORDS = ("replay_ratio", "StopAtReturn", "LunarLander")
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(1800),  # the first build takes minutes
     needs_chromium,
     pytest.mark.skipif(
         any(importlib.util.find_spec(one) is None for one in ("sphinx", "myst_nb", "furo")),
