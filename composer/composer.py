@@ -130,6 +130,10 @@ _Problem = TypeVar("_Problem", bound=TrainingProblem)
 
 _MEASURED_FILE_BYTES = 2**30
 _TRIAL_STEPS = 2**40  # a trial ends by time
+_OF_THE_PROGRAM = {
+    "seed": "of each run (--seed of the program, or seed of runtime_gen)",
+    "device": "chosen by the composer among those of set_device_file, or of this machine",
+}
 _ACTOR_FIELDS = {"num_actors": "count", "envs_per_actor": "envs_per_actor"}  # of ActorSpec, by their argument
 _TRAINING_DEFAULTS = ("batch_size", "replay_ratio", "learning_starts", "gamma", "n_step")
 
@@ -184,11 +188,11 @@ class Composer:
 
         Without one, `run` discovers this machine's devices, except those that share their silicon with another device.
         """
-        self._device_file = Path(path)
+        self._device_file = _path("set_device_file", path)
 
     def set_connection_file(self, path: str | Path) -> None:
         """The connection CSV."""
-        self._connection_file = Path(path)
+        self._connection_file = _path("set_connection_file", path)
 
     def set_cluster(self, address: str, nodes: Sequence[str] | None = None) -> None:
         """A Ray cluster on whose nodes the Actors run (docs/remote_actors.md): "auto", or "host:port".
@@ -218,7 +222,7 @@ class Composer:
         env_kwargs: Mapping[str, Scalar] | None = None,
         vectorization: str = "sync",
         timeout_s: float = ActorSpec.timeout_s,
-        eval_env: str | None = None,
+        eval_env: str | Callable[..., gym.Env[Any, Any]] | None = None,
         eval_env_kwargs: Mapping[str, Scalar] | None = None,
     ) -> None:
         """`num_actors` processes, each stepping `envs_per_actor` copies of a Gymnasium environment.
@@ -288,6 +292,11 @@ class Composer:
             raise ConfigurationError(
                 f'settings must be "auto", or be left out; found {settings!r}. Give each setting as an argument of its '
                 "own, such as learning_rate=1e-4."
+            )
+        for name in _OF_THE_PROGRAM.keys() & values:
+            raise ConfigurationError(
+                f"set_train_function takes settings of the trainer class; {name} is {_OF_THE_PROGRAM[name]}. Leave it "
+                "out there."
             )
         self._trainer_class = check_trainer_class(learner)
         if settings == AUTO_SETTINGS:
@@ -600,12 +609,14 @@ class Composer:
         for a `placement` with other numbers than were composed;
         GenerationError for a program that cannot be written.
         """
+        path = _path("runtime_gen", path)
+        run_dir = None if run_dir is None else _path("run_dir of runtime_gen", run_dir)
         if self._on_policy is not None:
             written = self._write_rollouts(
                 self._on_policy,
                 replay,
                 learner,
-                Path(path),
+                path,
                 timesteps,
                 run_dir,
                 until_return,
@@ -633,7 +644,6 @@ class Composer:
         solved = reward_threshold(problem.actors.evaluation)
         goal = check_goal(solved if until_return is None else until_return)
         run_options = _stated_counts(seed, eval_episodes, eval_interval, checkpoint_interval)
-        path = Path(path)
         generate(
             ProgramSource(
                 path=path,
@@ -644,7 +654,7 @@ class Composer:
                 device_file=self._device_file,
                 connection_file=self._connection_file,
                 timesteps=timesteps,
-                run_dir=Path("runs") / path.stem if run_dir is None else _seen_from(path, Path(run_dir)),
+                run_dir=Path("runs") / path.stem if run_dir is None else _seen_from(path, run_dir),
                 until_return=goal,
                 run_options=run_options,
                 power=power_plan(self.platform, placement),
@@ -733,7 +743,7 @@ class Composer:
         learner: RolloutLearnerConfig | None,
         path: Path,
         timesteps: int,
-        run_dir: str | Path | None,
+        run_dir: Path | None,
         until_return: float | Literal["none"] | None,
         run_options: Mapping[str, int],
     ) -> Path:
@@ -751,7 +761,7 @@ class Composer:
             device_file=self._device_file,
             connection_file=self._connection_file,
             timesteps=timesteps,
-            run_dir=Path("runs") / path.stem if run_dir is None else _seen_from(path, Path(run_dir)),
+            run_dir=Path("runs") / path.stem if run_dir is None else _seen_from(path, run_dir),
             until_return=check_goal(
                 reward_threshold(made.problem.actors.evaluation) if until_return is None else until_return
             ),
@@ -772,7 +782,7 @@ class Composer:
 
     def save(self, folder: str | Path) -> Path:
         """Write the results of `run` to `folder`: devices.csv, connections.csv, matrix.json, placement.json."""
-        folder = Path(folder)
+        folder = _path("save", folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             nodes = self.platform.nodes
@@ -1394,6 +1404,13 @@ def _profiled(problem: Problem) -> Problem:
             capacity = max(capacity // 2, problem.train.batch_size)
     measured = dataclasses.replace(replay, capacity=capacity, alpha=replay.first_alpha)
     return dataclasses.replace(problem, replay=measured).of_one_learner
+
+
+def _path(taker: str, path: object) -> Path:
+    """The path; ConfigurationError names the method that takes it."""
+    if not isinstance(path, str | os.PathLike) or not (text := os.fspath(path)) or not isinstance(text, str):
+        raise ConfigurationError(f'{taker} takes a path, a text such as "devices.csv" or a Path; found {path!r}.')
+    return Path(text)
 
 
 def _seen_from(program: Path, run_dir: Path) -> Path:

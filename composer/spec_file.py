@@ -226,9 +226,11 @@ class _SpecFile:
         self._set_platform(composer)
         actors = self._table("actors")
         wrappers = [self._wrapper(item) for item in actors.pop("wrappers", [])]
-        if _TRAINER.fullmatch(actors["env"]):  # "module:Name-v0", which Gymnasium would import, is another form
-            with self._naming("actors", "env"):
-                actors["env"], _ = self._imported(actors["env"])
+        for key in ("env", "eval_env"):
+            # "module:Name-v0", which Gymnasium would import, is another form.
+            if _TRAINER.fullmatch(actors.get(key, "")):
+                with self._naming("actors", key):
+                    actors[key], _ = self._imported(actors[key])
         with self._naming("actors"):
             composer.set_actors(actors.pop("count", 1), **actors)
             composer.set_wrappers(wrappers)

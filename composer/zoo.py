@@ -184,8 +184,12 @@ def zoo_settings(
     found, note = _entry_of(entries, env, path)
     source = f"{path}, {found}"
     entry = dict(entries[found])
-    if unknown := [one for one in leave_out if one not in entry]:
+    kwargs = _parsed(entry.get("policy_kwargs"))
+    parts = {f"policy_kwargs.{part}": part for part in kwargs} if isinstance(kwargs, dict) else {}
+    if unknown := [one for one in leave_out if one not in entry and one not in parts]:
         raise ConfigurationError(f"{source} has no {', '.join(unknown)} to leave out; it has {', '.join(entry)}.")
+    if parts:
+        entry["policy_kwargs"] = {parts[name]: kwargs[parts[name]] for name in parts if name not in leave_out}
     stated = {key: value for key, value in entry.items() if key not in leave_out}
     class_name = _CLASSES.get(name) or next(known for known in ALGORITHMS if known.lower() == name)
     defaults = _DEFAULTS[name]
@@ -220,8 +224,10 @@ def _entry_of(entries: Mapping[str, Any], env: str, path: Path) -> tuple[str, st
     same = sorted((name for name in entries if re.sub(r"-v\d+$", "", name) == bare), key=_version)
     if same:
         return same[-1], f"the settings are those of {same[-1]}"
+    atari = " Its entry atari needs wrappers of Stable-Baselines3; for Atari games here see docs/environments.md#atari."
     raise ConfigurationError(
         f"{path} has no settings for {env!r}.{did_you_mean(env, entries)} It has {_some(entries)}."
+        f"{atari if 'atari' in entries else ''}"
     )
 
 

@@ -29,6 +29,8 @@ nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 html_theme = "furo"
 html_title = f"PEARL {version}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 
@@ -38,6 +40,12 @@ autodoc_type_aliases = {"ArrayLike": "ArrayLike"}
 # Pages of the repository that are pages of the site: a link to one leads to the other.
 PAGES = {"CONTRIBUTING": "contributing", "CHANGELOG": "changelog"}
 OTHER_PAGES = "(other pages)"
+# Only the site has this page.
+API = "the API (on the site)"
+# Two programs next to each other, as GitHub shows them.
+SIDES = re.compile(
+    r"<table><tr><th>(.+?)</th><th>(.+?)</th></tr><tr><td>\n(.+?)\n</td><td>\n(.+?)\n</td></tr></table>", re.DOTALL
+)
 MEMBERS = ("members", "undoc-members", "show-inheritance", "ignore-module-all")
 
 
@@ -98,6 +106,16 @@ def write_reference(app: Sphinx) -> None:
     write_if_new(folder / "index.rst", index)
 
 
+def as_sides(table: re.Match[str]) -> str:
+    """The two programs in a grid, which becomes one column on a narrow screen."""
+    titles, programs = table.groups()[:2], table.groups()[2:]
+    parts = "\n\n".join(
+        f'<div>\n<p class="side-title">{title}</p>\n{program}\n</div>'
+        for title, program in zip(titles, programs, strict=True)
+    )
+    return f'<div class="sides">\n\n{parts}\n\n</div>'
+
+
 def other_pages(index: str) -> list[str]:
     """Pages in this folder that no toctree of the index names."""
     return sorted(page.stem for page in HERE.glob("*.md") if page.stem not in {*index.split(), "index"})
@@ -114,7 +132,8 @@ def setup(app: Sphinx) -> None:
         for file, page in PAGES.items():
             text = re.sub(rf"\]\((?:\.\./)+{file}\.md", f"](/{page}.md", text)
         if document == "index":
-            text = text.replace(OTHER_PAGES, "\n".join(other_pages(text)))
+            text = text.replace(OTHER_PAGES, "\n".join(other_pages(text))).replace(API, "[the API](api/index.rst)")
+        text = SIDES.sub(as_sides, text)
         source[0] = text
 
     app.add_lexer("csv", TextLexer)

@@ -490,8 +490,8 @@ class ActorSpec:
     An actor that hangs for `timeout_s` seconds, in a step or while it makes its environments, is restarted; 0 or
     `inf`: never.
 
-    Evaluations use the same environment, or `eval_env` (a name) with `eval_env_kwargs`, whose spaces must be the same.
-    If only `eval_env_kwargs` are given, they replace `env_kwargs` in evaluations.
+    Evaluations use the same environment, or `eval_env` (of the same kinds as `env`) with `eval_env_kwargs`, whose
+    spaces must be the same. If only `eval_env_kwargs` are given, they replace `env_kwargs` in evaluations.
 
     `nodes` are names of nodes of a Ray cluster with the number of Actors for each, together `count`; the name "" is the
     node on which the run is. They count where the run uses Ray. Empty: Ray spreads the Actors.
@@ -504,7 +504,7 @@ class ActorSpec:
     wrappers: tuple[Wrapper, ...] = ()
     vectorization: VectorizationName = "sync"
     timeout_s: float = 300.0
-    eval_env: str | None = None
+    eval_env: str | Callable[..., gym.Env[Any, Any]] | None = None
     eval_env_kwargs: Mapping[str, Scalar] | None = None
     nodes: tuple[tuple[str, int], ...] = ()
 
@@ -527,10 +527,14 @@ class ActorSpec:
         for made_by, _ in self.wrapped:
             _require_importable("A wrapper", made_by)
         _require(
-            self.eval_env is None or (isinstance(self.eval_env, str) and bool(self.eval_env)),
-            "eval_env must be the Gymnasium id of the environment of evaluations, or None for that of the training; "
-            f"found {self.eval_env!r}.",
+            self.eval_env is None
+            or callable(self.eval_env)
+            or (isinstance(self.eval_env, str) and bool(self.eval_env)),
+            "eval_env must be the Gymnasium id of the environment of evaluations, a class or function that makes it, "
+            f"or None for that of the training; found {self.eval_env!r}.",
         )
+        if callable(self.eval_env):
+            _require_importable("eval_env", self.eval_env)
         _require(
             self.eval_env_kwargs is None or isinstance(self.eval_env_kwargs, Mapping),
             f"eval_env_kwargs must map names to values, or be None; found {self.eval_env_kwargs!r}.",
@@ -571,17 +575,20 @@ class ActorSpec:
         return ", ".join(f"{one.__module__}.{one.__qualname__}{dict(options) or ''}" for one, options in self.wrapped)
 
     @property
+    def training(self) -> ActorSpec:
+        """The same, without the environment of evaluations, which Actors need not import."""
+        return replace(self, eval_env=None, eval_env_kwargs=None)
+
+    @property
     def evaluation(self) -> ActorSpec:
         """The same, with the environment of evaluations."""
         if self.eval_env is None and self.eval_env_kwargs is None:
             return self
         kwargs = self.env_kwargs if self.eval_env is None else {}
         return replace(
-            self,
+            self.training,
             env=self.env if self.eval_env is None else self.eval_env,
             env_kwargs=kwargs if self.eval_env_kwargs is None else self.eval_env_kwargs,
-            eval_env=None,
-            eval_env_kwargs=None,
         )
 
     @property

@@ -21,6 +21,10 @@ class Noting(Callback):
         self.calls: Counter[str] = Counter()
         self.seen: dict[str, Any] = {}
 
+    def on_start(self, run: RunContext) -> None:
+        assert run.run_dir.is_dir()
+        self.calls["start"] += 1
+
     def on_step(self, run: RunContext) -> None:
         self.calls["step"] += 1
 

@@ -30,7 +30,7 @@ from references import (
 )
 from torch import nn
 
-from pearl.algorithms import DDPG, DQN, SAC, TD3, Batch, Trainer, make_trainer
+from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3, Batch, Trainer, make_trainer
 from pearl.algorithms.networks import NatureCNN, mlp
 from pearl.algorithms.trainer import modules_of, policy_tensors
 from pearl.errors import TrainerError
@@ -285,6 +285,49 @@ def test_settings_are_class_attributes_that_arguments_override() -> None:
     assert [tuple(p.shape) for p in trainer.q.parameters()] == [(8, 6), (8,), (3, 8), (3,)]
     assert trainer.exploration == EpsilonGreedy(0.5, 0.5, 1)
     assert (SmallDQN.learning_rate, SmallDQN.extra) == (1e-3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name", "meant"),
+    [
+        (DQN, "buffer_size", "the first argument of set_replay"),
+        (DQN, "n_steps", "n_step"),
+        (DQN, "net_arch", "hidden_sizes"),
+        (DQN, "verbose", "nothing, as every run shows its progress"),
+        (PPO, "n_steps", "horizon"),
+        (PPO, "ent_coef", "entropy_coefficient"),
+        (SAC, "ent_coef", "temperature"),
+        (TD3, "action_noise", r"exploration=GaussianNoise\(sigma=\.\.\.\)"),
+    ],
+)
+def test_a_setting_of_stable_baselines_is_named_as_it_is_here(algorithm: Any, name: str, meant: str) -> None:
+    actions = DISCRETE if algorithm in (DQN, PPO) else BOX
+    with pytest.raises(TrainerError, match=rf"{algorithm.__name__} has no setting '{name}'\. In PEARL: {meant}"):
+        algorithm(OBS, actions, **{name: 1})
+
+
+def test_settings_that_rollouts_do_not_use_are_not_offered() -> None:
+    with pytest.raises(TrainerError, match="PPO has no setting 'zzz'") as caught:
+        PPO(OBS, DISCRETE, zzz=1)  # type: ignore[call-arg]
+    assert "horizon" in str(caught.value)
+    for name in ("n_step", "replay_ratio", "learning_starts", "exploration", "train_freq", "gradient_steps"):
+        assert f" {name}," not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "clip_range"])
+def test_a_function_in_place_of_a_number_is_led_to_the_schedule(name: str) -> None:
+    with pytest.raises(TrainerError, match=rf"A function of progress belongs into {name}_schedule"):
+        PPO(OBS, DISCRETE, **{name: abs})
+
+
+class NoWidth(PPO):
+    def build_features(self) -> Any:
+        return torch.nn.Linear(6, 4)
+
+
+def test_features_without_their_width_are_named() -> None:
+    with pytest.raises(TrainerError, match=r"NoWidth\.build_features must return the network and how many features"):
+        NoWidth(OBS, DISCRETE)
 
 
 def test_an_unknown_setting_of_ones_own_class_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
@@ -54,6 +55,15 @@ def assert_says(message: str, *words: str) -> None:
 # --- files ----------------------------------------------------------------------------------------------------------
 
 CPU = "cpu0,cpu,cpu,,2,60"
+
+
+@pytest.mark.parametrize("path", [3, "", None, b"devices.csv"])
+def test_what_is_no_path_is_refused(path: Any) -> None:
+    composer = Composer(progress=False)
+    for name in ("set_device_file", "set_connection_file", "save", "runtime_gen"):
+        before = (None, None) if name == "runtime_gen" else ()
+        message = message_of(ConfigurationError, functools.partial(getattr(composer, name), *before, path))
+        assert message == f'{name} takes a path, a text such as "devices.csv" or a Path; found {path!r}.'
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from trainers import TinyDQN, TinyPPO
 import pearl
 from pearl.algorithms.trainer import is_as_built_in
 from pearl.callbacks import Callback, KeepBest, MLflowLogger, RecordVideo, StopAtReturn, UserMetric, WandbLogger
-from pearl.errors import CallbackError, ConfigurationError, MissingExtraError
+from pearl.errors import CallbackError, ConfigurationError
 from pearl.runtime import Program, RolloutSession, Session, parse_options
 from pearl.runtime.callback_calls import HOOKS, CallbackCalls
 from pearl.runtime.evaluation import Evaluation
@@ -84,9 +84,10 @@ def test_a_callback_that_raises_is_named_and_left_alone(hook: str, tmp_path: Pat
     [
         (StopAtReturn(1.0), "must be a list or tuple, such as"),
         ([StopAtReturn], r"the class StopAtReturn; make an object of it: StopAtReturn\(\.\.\.\)"),
-        ([3], "3 in callbacks is no callback: it defines none of on_step, on_rollout, on_evaluation"),
+        ([3], "3 in callbacks is no callback: it defines none of on_start, on_step, on_rollout, on_evaluation"),
         ([Callback], "the class Callback"),
         ([types.SimpleNamespace(on_evaluations=print)], "never called. Did you mean 'on_evaluation'"),
+        ([types.SimpleNamespace(on_step=print, state_dict=dict)], "only one of state_dict and load_state_dict"),
     ],
 )
 def test_what_is_no_callback_is_refused(callbacks: Any, message: str) -> None:
@@ -130,14 +131,58 @@ def test_stop_at_return_counts_evaluations_in_a_row(tmp_path: Path) -> None:
 
 def test_a_resumed_run_keeps_its_better_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pearl.policy.export.export_policy", lambda policy, file, form: file.write_text(str(policy)))
-    record = "env_steps,kind,mean_return\n10,progress,7\n20,progress,5\n20,last,99\n"
-    (tmp_path / "evaluations.csv").write_text(record)
     (tmp_path / "best_policy.safetensors").write_text("better")
     keep, seen = KeepBest(), Run(tmp_path)
+    keep.load_state_dict({"best": 7.0})
     for seen.env_steps, mean, kept in ((30, 6.0, "better"), (40, 8.0, "40"), (50, 7.5, "40")):
         seen.policy = lambda: seen.env_steps  # type: ignore[attr-defined]
         keep.on_evaluation(seen, "progress", evaluated(mean))  # type: ignore[arg-type]
         assert (tmp_path / "best_policy.safetensors").read_text() == kept
+
+
+def test_states_go_on_after_a_resumption(caplog: pytest.LogCaptureFixture) -> None:
+    def stops() -> tuple[StopAtReturn, StopAtReturn, RecordVideo]:
+        return StopAtReturn(10.0, 3), StopAtReturn(20.0, 3), RecordVideo(500)
+
+    first, second, video = stops()
+    calls, failures = calls_of(first, second, video, StopsAtOnce())
+    for mean in (25.0, 15.0):
+        calls.call("on_evaluation", "progress", evaluated(mean))
+    video._next = 1500
+    text = calls.states()
+    assert json.loads(text) == {
+        "StopAtReturn": {"reached": 2},
+        "StopAtReturn 2": {"reached": 0},
+        "RecordVideo": {"next": 1500},
+    }
+    first, second, video = stops()
+    calls, _ = calls_of(first, second, video)
+    with caplog.at_level("INFO", "pearl.runtime"):
+        calls.load_states({**json.loads(text), "Gone": {}})
+    assert (first._reached, second._reached, video._next) == (2, 0, 1500)
+    assert "a state of the callback Gone, which this run does not have" in caplog.text
+    assert failures == []
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ([1], "TypeError: state_dict must return a dictionary of values that JSON has, by name; found"),
+        ({1: 2}, "TypeError: state_dict must return a dictionary"),
+        ({"a": np.zeros(2)}, "TypeError: Object of type ndarray is not JSON serializable"),
+    ],
+)
+def test_a_state_that_no_checkpoint_can_keep_is_named(state: Any, message: str) -> None:
+    keeps = types.SimpleNamespace(on_step=print, state_dict=lambda: state, load_state_dict=print)
+    calls, failures = calls_of(keeps)
+    assert calls.states() == "{}"
+    assert failures[0].startswith(f"The callback SimpleNamespace failed in state_dict: {message}")
+
+
+def test_a_state_that_a_callback_cannot_take_is_an_error() -> None:
+    calls, _ = calls_of(StopAtReturn(1.0))
+    with pytest.raises(CallbackError, match="StopAtReturn failed in load_state_dict: KeyError"):
+        calls.load_states({"StopAtReturn": {}})
 
 
 def test_a_users_metric_is_logged_after_short_evaluations(tmp_path: Path) -> None:
@@ -153,6 +198,7 @@ def test_wandb_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     log: list[Any] = []
 
     class Theirs:
+        id = "abc"
         summary: dict[str, Any] = {}  # noqa: RUF012
 
         def log(self, values: dict[str, float]) -> None:
@@ -165,6 +211,7 @@ def test_wandb_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     module.init = lambda **options: log.append(options) or Theirs()  # type: ignore[attr-defined, func-returns-value]
     monkeypatch.setitem(sys.modules, "wandb", module)
     logger, seen = WandbLogger(project="p", init={"mode": "offline"}), Run(tmp_path)
+    logger.on_start(seen)  # type: ignore[arg-type]
     for _ in range(3):
         logger.on_step(seen)  # type: ignore[arg-type]
     seen.env_steps = 9
@@ -177,6 +224,10 @@ def test_wandb_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     scores = {"evaluation/last_and_best": 4.0, "evaluation/last_and_best_std": 1.0}
     assert second == {"eps": 5.0, "env_steps": 9, **scores}
     assert end == "finished"
+    again = WandbLogger()
+    again.load_state_dict(logger.state_dict())
+    again.on_start(seen)  # type: ignore[arg-type]
+    assert (log[-1]["id"], log[-1]["resume"]) == ("abc", "allow")
 
 
 @pytest.mark.slow
@@ -184,7 +235,11 @@ def test_mlflow_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     logger, seen = MLflowLogger(experiment="e", tracking_uri=(tmp_path / "mlruns").as_uri()), Run(tmp_path)
+    logger.on_start(seen)  # type: ignore[arg-type]
     logger.on_step(seen)  # type: ignore[arg-type]
+    again = MLflowLogger(experiment="e", tracking_uri=(tmp_path / "mlruns").as_uri())
+    again.load_state_dict(logger.state_dict())
+    again.on_start(seen)  # type: ignore[arg-type]
     seen.env_steps, seen.stopped = 9, "all steps done"
     logger.on_evaluation(seen, "progress", evaluated(4.0))  # type: ignore[arg-type]
     logger.on_end(seen)  # type: ignore[arg-type]
@@ -195,13 +250,17 @@ def test_mlflow_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (found.data.tags["stopped"], found.info.status) == ("all steps done", "FINISHED")
 
 
-@pytest.mark.parametrize(("logger", "extra"), [(WandbLogger(), "wandb"), (MLflowLogger(), "mlflow")])
-def test_a_missing_extra_names_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logger: Any, extra: str
+@pytest.mark.parametrize(
+    ("callback", "module", "extra"),
+    [(WandbLogger(), "wandb", "wandb"), (MLflowLogger(), "mlflow", "mlflow"), (RecordVideo(9), "moviepy", "video")],
+)
+def test_a_missing_extra_names_the_command_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, callback: Any, module: str, extra: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, extra, None)
-    with pytest.raises(MissingExtraError, match=rf"{extra} is not installed.*pip install 'pearl-toolkit\[{extra}\]'"):
-        logger.on_step(Run(tmp_path))
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(CallbackError, match=rf"{module} is not installed.*pip install 'pearl-toolkit\[{extra}\]'"):
+        calls_of(callback, folder=tmp_path)[0].start()
 
 
 # --- in programs ------------------------------------------------------------------------------------------------------
@@ -242,6 +301,7 @@ def test_a_run_calls_its_callbacks(program: Path, tmp_path: Path) -> None:
     assert code == 0, output
     noted = json.loads((results / "noted.json").read_text())
     calls, seen = noted["calls"], noted["seen"]
+    assert calls["start"] == 1
     assert calls["step"] > 10
     assert calls["rollout"] > 1
     assert calls["progress"] >= 10

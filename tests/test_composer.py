@@ -80,6 +80,12 @@ def test_defaults_that_the_program_would_refuse_are_refused(
         composer.runtime_gen(path=tmp_path / "program.py", **default)
 
 
+@pytest.mark.parametrize(("name", "value", "message"), [("seed", 3, "--seed"), ("device", "cuda", "by the composer")])
+def test_what_is_no_setting_of_a_trainer_is_refused(name: str, value: object, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"takes settings of the trainer class; {name} is .*{message}"):
+        Composer(progress=False).set_train_function(TinyDQN, **{name: value})
+
+
 def test_pearl_re_exports_the_composer() -> None:
     assert Composer is ComposerItself
 

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 from programs import ONE_CPU, described, run, summary, write_csv_pair
-from trainers import TinyDQN, TinyPPO
+from trainers import TinyDQN, TinyPPO, make_short_pole
 from typer.testing import CliRunner
 
 from composer import Composer
@@ -24,18 +24,22 @@ from pearl.spec import ActorSpec
     ("options", "env", "kwargs"),
     [
         ({}, "A-v0", {"length": 8}),
+        ({"eval_env": make_short_pole}, make_short_pole, {}),
         ({"eval_env": "B-v0"}, "B-v0", {}),
         ({"eval_env": "B-v0", "eval_env_kwargs": {"width": 2}}, "B-v0", {"width": 2}),
         ({"eval_env_kwargs": {"length": 9}}, "A-v0", {"length": 9}),
     ],
 )
-def test_what_evaluations_use(options: dict[str, Any], env: str, kwargs: dict[str, Any]) -> None:
+def test_what_evaluations_use(options: dict[str, Any], env: object, kwargs: dict[str, Any]) -> None:
     found = ActorSpec("A-v0", env_kwargs={"length": 8}, timeout_s=7.0, **options).evaluation
     assert (found.env, dict(found.env_kwargs), found.timeout_s) == (env, kwargs, 7.0)
     assert found.evaluation is found
 
 
-@pytest.mark.parametrize(("name", "value"), [("eval_env", ""), ("eval_env", 3), ("eval_env_kwargs", [1])])
+LAMBDA = ("eval_env", lambda: gym.make("CartPole-v1"))
+
+
+@pytest.mark.parametrize(("name", "value"), [("eval_env", ""), ("eval_env", 3), ("eval_env_kwargs", [1]), LAMBDA])
 def test_another_type_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError, match=rf"{name} must .*found"):
         Composer(progress=False).set_actors(1, env="CartPole-v1", **{name: value})
@@ -69,22 +73,29 @@ def test_composing_refuses_other_spaces(tmp_path: Path, trainer: type) -> None:
         composer.run()
 
 
-def test_a_run_is_evaluated_there(tmp_path: Path, quick_profiles: None) -> None:
+@pytest.mark.parametrize(
+    ("eval_env", "written", "name"),
+    [
+        (make_short_pole, "make_short_pole", "trainers.make_short_pole"),
+        pytest.param("ShortPole-v0", '"ShortPole-v0"', "ShortPole-v0", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_is_evaluated_there(tmp_path: Path, quick_profiles: None, eval_env: Any, written: str, name: str) -> None:
     composer = described(write_csv_pair(tmp_path, ONE_CPU))
-    composer.set_actors(1, env="CartPole-v1", envs_per_actor=4, eval_env="ShortPole-v0", eval_env_kwargs={"limit": 5})
+    composer.set_actors(1, env="CartPole-v1", envs_per_actor=4, eval_env=eval_env, eval_env_kwargs={"limit": 5})
     replay, learner = composer.run()
     program = composer.runtime_gen(replay, learner, tmp_path / "program.py", timesteps=300)
-    assert '    eval_env="ShortPole-v0",\n    eval_env_kwargs={"limit": 5},\n' in program.read_text()
+    assert f'    eval_env={written},\n    eval_env_kwargs={{"limit": 5}},\n' in program.read_text()
     code, output = run(program, "--serial", "--eval-episodes", "3", "--run-dir", str(tmp_path / "run"))
     assert code == 0, output
     found = summary(tmp_path / "run")
     assert found["environment"] == "CartPole-v1"
-    assert found["evaluation_environment"] == "ShortPole-v0"
+    assert found["evaluation_environment"] == name
     assert found["last"]["mean"] == found["best"]["selected_mean"] == 5.0
     done = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--no-html"])
     assert "evaluated in" in done.output
-    assert "ShortPole-v0 with limit=5" in done.output
-    assert "ShortPole-v0 with limit=5" in report_page(tmp_path / "run")
+    assert f"{name} with limit=5" in done.output
+    assert f"{name} with limit=5" in report_page(tmp_path / "run")
 
 
 def test_a_composition_file_names_it(tmp_path: Path) -> None:
@@ -96,6 +107,10 @@ def test_a_composition_file_names_it(tmp_path: Path) -> None:
     composer, _ = load_spec(file, progress=False)
     assert composer._actors is not None
     assert composer._actors.evaluation.env_kwargs == {"limit": 5}
+    file.write_text(file.read_text().replace("ShortPole-v0", "trainers:make_short_pole"))
+    composer, _ = load_spec(file, progress=False)
+    assert composer._actors is not None
+    assert composer._actors.evaluation.env is make_short_pole
     file.write_text(file.read_text().replace("limit = 5", "limit = [5]"))
     with pytest.raises(ConfigurationError, match=r"eval_env_kwargs\.limit"):
         load_spec(file, progress=False)

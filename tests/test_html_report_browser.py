@@ -1,23 +1,18 @@
-"""The HTML report in a real browser: Chromium on the PATH, or one that Playwright installed."""
+"""The HTML report in a real browser."""
 
 from __future__ import annotations
 
-import html
 import json
-import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import WIDTHS, browse, found_in, needs_chromium
 from report_runs import server, write_run
 from test_html_report import HOSTILE, hostile_run
 
 from composer.html_report.page import report_page
-
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 # Loads the report into a frame of a width, and writes into the page what the frame looks like.
 PROBE = """<!DOCTYPE html><meta charset="utf-8"><iframe id="frame" style="border:0;width:WIDTHpx;height:900px"></iframe>
@@ -44,30 +39,7 @@ frame.srcdoc = PAGE;
 </script>"""
 
 
-def chromium() -> str | None:
-    """The path of a Chromium, or None."""
-    for name in NAMES:
-        if found := shutil.which(name):
-            return found
-    cache = Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path.home() / ".cache" / "ms-playwright")
-    installed = sorted(cache.glob("chromium*/*/chrome")) + sorted(cache.glob("chromium*/*/headless_shell"))
-    return str(installed[-1]) if installed else None
-
-
-pytestmark = pytest.mark.skipif(
-    chromium() is None,
-    reason="no Chromium on the PATH or from Playwright: apt-get install chromium, or playwright install chromium",
-)
-
-
-def browse(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Chromium without a window, a network or a profile of its user."""
-    program = chromium()
-    assert program is not None
-    options = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
-    profile = f"--user-data-dir={folder / 'profile'}"
-    command = [program, *options, profile, "--host-resolver-rules=MAP * ~NOTFOUND", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+pytestmark = needs_chromium
 
 
 def look(folder: Path, page: str, width: int, *arguments: str) -> dict[str, Any]:
@@ -76,12 +48,10 @@ def look(folder: Path, page: str, width: int, *arguments: str) -> dict[str, Any]
     probe = folder / "probe.html"
     probe.write_text(PROBE.replace("WIDTH", str(width)).replace("PAGE", source), encoding="utf-8")
     dumped = browse(folder, "--virtual-time-budget=5000", "--dump-dom", *arguments, probe.as_uri()).stdout
-    found = re.search(r'<pre id="found">(.*?)</pre>', dumped, re.DOTALL)
-    assert found is not None
-    return dict(json.loads(html.unescape(found[1])))
+    return dict(found_in(dumped))
 
 
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_the_page_fits_the_screen_and_loads_nothing(tmp_path: Path, width: int) -> None:
     long_name = "a-device-with-a-name-of-the-most-characters-that-are-allowed-0123"
     page = report_page(write_run(tmp_path / "run", server(cpu=long_name[:64])))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gymnasium.envs.registration import EnvSpec, registry
 from programs import ONE_CPU, described, run, summary, write_csv_pair
 from typer.testing import CliRunner
 
@@ -160,5 +161,16 @@ def test_an_environment_that_the_program_would_not_know_is_refused(
     (tmp_path / "only_registers.py").write_text(KEPT.replace("KeptCart", "LostCart"))
     importlib.import_module("only_registers")
     composer = described(write_csv_pair(tmp_path, ONE_CPU), trainer=DQN, env="LostCart-v0")
-    with pytest.raises(GenerationError, match=r"know the environment 'LostCart-v0', which only_registers defines"):
+    with pytest.raises(GenerationError, match=r"know the environment 'LostCart-v0', made by only_registers"):
+        composer.run()
+
+
+def test_a_class_of_gymnasium_under_a_name_of_the_users_is_not_known_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("composer.composer.Profiler", None)
+    own = EnvSpec("OwnPole-v0", entry_point="gymnasium.envs.classic_control.cartpole:CartPoleEnv")
+    monkeypatch.setitem(registry, own.id, own)
+    composer = described(write_csv_pair(tmp_path, ONE_CPU), trainer=DQN, env="OwnPole-v0")
+    with pytest.raises(GenerationError, match=r"'OwnPole-v0', made by gymnasium.envs.classic_control.cartpole"):
         composer.run()

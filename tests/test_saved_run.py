@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import zlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,8 +23,10 @@ from safetensors.torch import load_file, save
 from pearl.algorithms import DQN
 from pearl.backends.cpu.learner import NativeLearner
 from pearl.backends.cpu.replay import NativeReplayManager
+from pearl.callbacks import RunContext, StopAtReturn
 from pearl.errors import CheckpointError, PearlError
 from pearl.replay.storage import DataStorage
+from pearl.runtime.callback_calls import CallbackCalls
 from pearl.runtime.checkpoint import CheckpointState, load_checkpoint
 from pearl.runtime.checkpoint_files import manifest_crc32
 from pearl.runtime.experience import ReplayExperience
@@ -70,6 +74,31 @@ def test_an_episode_whose_rows_are_all_overwritten_continues(tmp_path: Path) -> 
         run.experience.storage.insert(rows(), streams=np.ones(ROWS, int))  # type: ignore[attr-defined]
     for name, column in first.experience.storage.columns.items():
         np.testing.assert_array_equal(column, second.experience.storage.columns[name], err_msg=name)
+
+
+def test_callbacks_get_their_states_again(tmp_path: Path) -> None:
+    def with_callback(reached: int) -> tuple[RunState, StopAtReturn]:
+        stop = StopAtReturn(1.0, 5)
+        stop.load_state_dict({"reached": reached})
+        calls = CallbackCalls((), [stop], cast(RunContext, None), lambda error, reason: None)
+        return dataclasses.replace(run_of("fifo"), callbacks=calls), stop
+
+    folder = with_callback(3)[0].save(tmp_path, Counters())
+    for text, message in (
+        (None, ""),
+        ("[]", "JSON with the state of each callback"),
+        ('{"a": 1}', "JSON with the state"),
+    ):
+        if text is not None:
+            counter("callbacks", text)(folder)
+        run, stop = with_callback(0)
+        with pytest.raises(CheckpointError, match=message) if message else nullcontext():
+            run.load(tmp_path)
+        assert stop.state_dict() == {"reached": 0 if message else 3}
+    run_of("fifo").save(tmp_path / "before", Counters())
+    run, stop = with_callback(0)
+    run.load(tmp_path / "before")
+    assert stop.state_dict() == {"reached": 0}
 
 
 def used(mode: Any) -> RunState:

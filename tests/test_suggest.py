@@ -355,6 +355,12 @@ def test_a_composition_file_may_leave_settings_and_replay_to_the_composer(tmp_pa
         load_spec(file, progress=False)
 
 
+def test_a_class_in_place_of_a_name_is_led_to_its_module() -> None:
+    result = invoke("corridor.py:Corridor")
+    assert result.exit_code == 1
+    assert "takes a registered name; found 'corridor.py:Corridor'" in " ".join(result.output.split())
+
+
 def test_a_class_without_rules_is_refused_at_once() -> None:
     class Independent:
         def get_action(self, obs: Any) -> Any: ...

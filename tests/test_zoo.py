@@ -347,6 +347,8 @@ def test_all_that_has_no_counterpart_is_listed_at_once(zoo: Path, name: str, env
 def test_settings_are_left_out_on_request(zoo: Path) -> None:
     found = zoo_settings(zoo / "sac.yml", "BipedalWalker-v3", leave_out=("use_sde", "policy_kwargs"))
     holds(found.trainer, hidden_sizes=(256, 256), train_freq=64)
+    parts = zoo_settings(zoo / "sac.yml", "BipedalWalker-v3", leave_out=["use_sde", "policy_kwargs.log_std_init"])
+    holds(parts.trainer, hidden_sizes=(400, 300))
     with pytest.raises(ConfigurationError, match="has no use_sd to leave out; it has n_timesteps, policy, "):
         zoo_settings(zoo / "sac.yml", "BipedalWalker-v3", leave_out=("use_sd",))
     with pytest.raises(ConfigurationError, match=r"leave_out must be a list of names.*found 'use_sde'"):

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from pearl.algorithms import ALGORITHMS, Trainer
-from pearl.algorithms.on_policy import OF_REPLAYS, OnPolicyTrainer
-from pearl.algorithms.update_frequency import FREQ, SPELLINGS, STEPS
+from pearl.algorithms.on_policy import OnPolicyTrainer
+from pearl.algorithms.update_frequency import SPELLINGS
 from pearl.errors import PearlError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,10 +103,10 @@ def settings_of(algorithm: type[Trainer]) -> dict[str, object]:
     """Return the settings of an algorithm, with their defaults, by name."""
     names = {name for base in algorithm.__mro__ for name in vars(base).get("__annotations__", {})}
     found = {name: getattr(algorithm, name) for name in names if not name.startswith("_") and hasattr(algorithm, name)}
-    unused = set() if algorithm._knows_masks else {"action_masks"}
+    unused = {*algorithm._unused, *(() if algorithm._knows_masks else ("action_masks",))}
     if issubclass(algorithm, OnPolicyTrainer):
         whole_rollout = algorithm.default_batch is not OnPolicyTrainer.default_batch
-        unused |= {FREQ, STEPS, *OF_REPLAYS, *(["batch_size"] if whole_rollout else [])}
+        unused |= {"batch_size"} if whole_rollout else set()
     written = {kept_as: name for name, kept_as in SPELLINGS.items()}
     return {written.get(name, name): value for name, value in sorted(found.items()) if name not in unused}
 
@@ -149,6 +149,15 @@ def cli_page() -> str:
     if done.returncode != 0:
         raise ReferenceError(f"typer could not describe the commands: {done.stderr.strip()}")
     text = done.stdout.split("\n", 1)[1].replace("\n\n\n", "\n\n")
+    # typer cuts the list of commands off at 45 characters: say all of it, as each command's section begins.
+    first = dict(re.findall(r"^## `pearl ([\w-]+)`\n\n(.+?)\n\n", text, re.MULTILINE | re.DOTALL))
+    listed = r"^\* `(" + "|".join(map(re.escape, first)) + r")`: .*$"
+    text = re.sub(
+        listed,
+        lambda one: f"* [`{one[1]}`](#pearl-{one[1]}): {' '.join(first[one[1]].split())}",
+        text,
+        flags=re.MULTILINE,
+    )
     return CLI_NOTE + text.rstrip() + "\n"
 
 

@@ -9,7 +9,9 @@ import functools
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,7 +144,7 @@ def check_written(problem: TrainingProblem, options: Mapping[str, object]) -> No
     actors_imports(problem.actors, trainer)
     schedule_imports(problem, trainer)
     settings_literal(problem.settings)
-    written = {name: value for name, value in vars(problem.actors).items() if name not in ("env", "wrappers")}
+    written = {k: v for k, v in vars(problem.actors).items() if k not in ("env", "eval_env", "wrappers")}
     wrapping = [options for _, options in problem.actors.wrapped]
     for said in (options, written, *wrapping, vars(problem.train)):
         for value in said.values():
@@ -163,14 +165,14 @@ def taken_names() -> set[str]:
 
 def actors_imports(actors: ActorSpec, trainer: UserImport) -> list[UserImport]:
     """How a program imports the environment, if it is a class or function, and the wrappers, each once."""
-    made = [] if isinstance(actors.env, str) else [("environment", actors.env)]
+    made = [("environment", one) for one in (actors.env, actors.eval_env) if callable(one)]
     made += [("wrapper", wrapper) for wrapper, _ in actors.wrapped]
     found: dict[str, UserImport] = {}
     for what, one in made:
         imported = object_import(one, {*taken_names(), trainer.name}, what)
         if found.setdefault(imported.name, imported) != imported:
             raise GenerationError(
-                f"Two of the wrappers and the environment are called {imported.name}, in {found[imported.name].module} "
+                f"Two of the wrappers and environments are called {imported.name}, in {found[imported.name].module} "
                 f"and {imported.module}. Give one of them another name."
             )
     return list(found.values())
@@ -183,6 +185,10 @@ def schedule_imports(problem: TrainingProblem, trainer: UserImport) -> list[User
     schedules = [*{**held, **problem.settings}.values(), schedule_of(exploration)]
     names = dict.fromkeys(str(schedule) for schedule in schedules if names_code(schedule))
     return [one for one in map(schedule_import, names) if one.module != trainer.module]
+
+
+def _env_literal(env: str | Callable[..., object]) -> str:
+    return literal(env) if isinstance(env, str) else env.__name__
 
 
 def _wrappers_literal(actors: ActorSpec) -> str:
@@ -200,13 +206,21 @@ def _check_environment_is_known(actors: ActorSpec, trainer: UserImport) -> None:
     if entry is None or trainer.module.partition(".")[0] != "pearl":
         return
     module = entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
-    if module.partition(".")[0] != "gymnasium":
+    if module.partition(".")[0] != "gymnasium" or not _gymnasium_registers(env):
         raise GenerationError(
-            f"The program would not know the environment {env!r}, which {module} defines: the program imports only "
+            f"The program would not know the environment {env!r}, made by {module}: the program imports only "
             f"{trainer.name} from {trainer.module}. Derive a class from {trainer.name} in the module that registers "
             "the environment, and compose with that class; or give the class or function that makes it, in place of "
             "its name."
         )
+
+
+def _gymnasium_registers(env: str) -> bool:
+    """Whether Gymnasium registers the name itself: a class of Gymnasium may be registered by others, too."""
+    if f'"{env}"' in Path(gym.envs.__file__).read_text(encoding="utf-8"):  # a new process would take a second
+        return True
+    ask = "import gymnasium, sys; sys.exit(sys.argv[1] not in gymnasium.registry)"
+    return subprocess.run([sys.executable, "-c", ask, env], timeout=60, capture_output=True).returncode == 0
 
 
 def _implementation(learner: LearnerConfig, device: Device) -> LearnerImplementation:
@@ -349,7 +363,8 @@ def user_values(source: Source, trainer: UserImport) -> dict[str, object]:
         "made_by_user": [one for one in made if one["folder"]],
         "schedules": [{"name": one.name, "module": one.module, "folder": folder(one)} for one in schedules],
         "env": documented(actors.env_name),
-        "env_source": literal(actors.env) if isinstance(actors.env, str) else actors.env.__name__,
+        "env_source": _env_literal(actors.env),
+        "eval_env_source": "" if actors.eval_env is None else _env_literal(actors.eval_env),
         "wrappers": _wrappers_literal(actors) if actors.wrappers else "",
     }
 

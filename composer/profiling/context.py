@@ -200,7 +200,7 @@ class MeasuringContext(Generic[_Problem]):
         return ActorSetup(
             p.trainer_class,
             p.settings,
-            p.actors,
+            p.actors.training,
             p.train,
             seed=0,
             policy=policy,

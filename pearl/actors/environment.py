@@ -14,7 +14,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
 from pearl.actors.normalization import normalization_warnings, observation_normalizers
-from pearl.actors.observations import is_prepared, preparation, unprepared_space
+from pearl.actors.observations import is_prepared, preparation, space_text, unprepared_space
 from pearl.actors.vectorization import VECTORIZATIONS, AnyVector, check_singles, make_vector
 from pearl.actors.vectorization import make_single_envs as single_envs
 from pearl.errors import EnvError
@@ -147,8 +147,9 @@ def check_evaluation_env(spec: ActorSpec, observation_space: gym.Space[Any], act
     ):
         if expected != seen:
             raise EnvError(
-                f"Evaluations need an environment with the spaces of {spec.env_name}, with {observation_space} and "
-                f"{action_space}; the {what} of eval_env {evaluated.env_name} differ: it has {observations} and "
+                f"Evaluations need an environment with the spaces of {spec.env_name}, with "
+                f"{space_text(observation_space)} and {action_space}; the {what} of eval_env {evaluated.env_name} "
+                f"differ: it has {space_text(observations)} and "
                 f"{actions}."
             )
 

@@ -35,6 +35,13 @@ def prepared_space(space: gym.Space[Any]) -> gym.Space[Any]:
     return spaces.flatten_space(space)
 
 
+def space_text(space: gym.Space[Any]) -> str:
+    """The space in a line: bounds that differ from number to number are left out."""
+    if isinstance(space, spaces.Box) and any((one != one.flat[0]).any() for one in (space.low, space.high) if one.size):
+        return f"Box of shape {space.shape}, {space.dtype}"
+    return str(space)
+
+
 def prepare(space: gym.Space[Any], obs: Any) -> np.ndarray:
     """One observation of the environment's own `space` as the array `prepared_space(space).shape` that policies take.
 

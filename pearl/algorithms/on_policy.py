@@ -31,7 +31,7 @@ from pearl.algorithms.spaces import ActionKind, check_observations
 from pearl.algorithms.suggestions import Choice, Facts, choose_gamma, choose_normalization, return_size
 from pearl.algorithms.trainer import DataFlowKind, Trainer, uses_masks
 from pearl.algorithms.update_frequency import FREQ, STEPS
-from pearl.errors import EnvError
+from pearl.errors import EnvError, TrainerError
 from pearl.exploration import Exploration
 from pearl.lazy_torch import nn, torch
 from pearl.learner.flat import FlatParameters
@@ -46,7 +46,7 @@ _SMALLEST = 1e-8
 _ADAM_EPS = 1e-5
 _LARGE_RETURN = 100.0
 # Settings of every trainer that rollouts leave unused.
-OF_REPLAYS = (
+_OF_REPLAYS = (
     *("replay_ratio", "least_updates_per_step", "most_updates_per_step", "learning_starts", "n_step", "exploration"),
 )
 
@@ -183,6 +183,7 @@ class OnPolicyTrainer(Trainer):
 
     _action_kinds: ClassVar[tuple[ActionKind, ...]] = ("Discrete", "MultiDiscrete", "MultiBinary", "Box")
     _knows_masks: ClassVar[bool] = True
+    _unused: ClassVar[frozenset[str]] = frozenset((FREQ, STEPS, *_OF_REPLAYS))
 
     action_masks: bool = False
 
@@ -210,7 +211,7 @@ class OnPolicyTrainer(Trainer):
         for name in (FREQ, STEPS):
             advice = "None, as it learns from rollouts: horizon and epochs say how often it trains"
             self._require(getattr(self, name) is None, name, advice)
-        for name in OF_REPLAYS:
+        for name in _OF_REPLAYS:
             default = getattr(Trainer, name)
             advice = f"left as it is ({default!r}): it has no effect on an algorithm that learns from rollouts"
             self._require(getattr(self, name) == default, name, advice)
@@ -336,10 +337,10 @@ class OnPolicyTrainer(Trainer):
         """Policy and value network, their optimizer, and statistics of observations if these are normalised."""
         from pearl.algorithms.policy_and_value import ObservationStatistics
 
-        features, width = self.build_features()
+        features, width = self._checked_features()
         shared = self.shared_layers or takes_cnn(self.input_shape)
         policy = self.build_policy(features, width)
-        value = self.build_value(*((features, width) if shared else self.build_features()))
+        value = self.build_value(*((features, width) if shared else self._checked_features()))
         log_std = None if self.distribution.sizes else torch.full((self.distribution.size,), self.initial_log_std)
         normalized = self.input_shape if self.normalize_observations else None
         self.networks = self._joined(policy, value, log_std, normalized, shared).to(self.device)
@@ -347,6 +348,16 @@ class OnPolicyTrainer(Trainer):
         self.optimizer = self.build_optimizer(self._flat.parameter)
         if self.normalize_observations:
             self.observation_statistics = ObservationStatistics(self.input_shape)
+
+    def _checked_features(self) -> tuple[nn.Module, int]:
+        found: Any = self.build_features()
+        kinds = [type(one) for one in found] if isinstance(found, tuple | list) else []
+        if len(kinds) != 2 or not issubclass(kinds[0], nn.Module) or kinds[1] is not int:
+            raise TrainerError(
+                f"{type(self).__name__}.build_features must return the network and how many features it has, such as "
+                f"(network, 64); found {found!r:.100}."
+            )
+        return found[0], found[1]
 
     def _joined(
         self,

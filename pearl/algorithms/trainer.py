@@ -21,6 +21,7 @@ from pearl.action_masks import mask_parts
 from pearl.algorithms.arrays import ArrayModule, ArrayParts, ArrayStatistics, TorchRandom, has_convolutions
 from pearl.algorithms.batch import Batch, batch_type
 from pearl.algorithms.lazy_dynamo import mark_optimizers_lazily
+from pearl.algorithms.other_names import counterpart
 from pearl.algorithms.spaces import ActionKind
 from pearl.algorithms.suggestions import (
     Choice,
@@ -134,6 +135,7 @@ class Trainer(abc.ABC):
 
     _action_kinds: ClassVar[tuple[ActionKind, ...]] = ()  # for messages that say which algorithm takes which actions
     _knows_masks: ClassVar[bool] = False  # whether it has the setting `action_masks`
+    _unused: ClassVar[frozenset[str]] = frozenset()  # settings of every trainer that this one refuses
     _rows_are_independent: ClassVar[bool] = True  # False: batches are normalised as a whole, so they cannot be split
     _learning_rates: ClassVar[Mapping[str, str]] = {"optimizer": "learning_rate"}  # settings, by optimizer
 
@@ -444,8 +446,11 @@ class Trainer(abc.ABC):
     def _require(self, condition: bool, setting: str, wanted: str) -> None:
         """Raise TrainerError, naming the setting and its valid values, unless `condition`."""
         if not condition:
-            shown = f"{type(self).__name__}.{_written(setting)}"
-            raise TrainerError(f"{shown} must be {wanted}; found {getattr(self, setting)!r}.")
+            shown, found = f"{type(self).__name__}.{_written(setting)}", getattr(self, setting)
+            schedule = f"{setting}_schedule"
+            changes = callable(found) and schedule in self.schedule_settings()
+            hint = f" A function of progress belongs into {schedule}, which multiplies it." if changes else ""
+            raise TrainerError(f"{shown} must be {wanted}; found {found!r}.{hint}")
 
     def check_networks(self) -> None:  # noqa: B027  (an algorithm need not know its networks' shapes)
         """Raise TrainerError if the outputs of a network do not fit the spaces."""
@@ -616,11 +621,13 @@ def apply_settings(trainer: object, settings: dict[str, Any]) -> None:
     known = settings_of(type(trainer))
     for name, value in settings.items():
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
+            used = sorted(map(_written, known - getattr(trainer, "_unused", frozenset())))
+            close = difflib.get_close_matches(name, used, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
+            if ours := counterpart(name, used):
+                hint = f" In PEARL: {ours}."
             raise TrainerError(
-                f"{type(trainer).__name__} has no setting {name!r}.{hint} Its settings are: "
-                f"{', '.join(sorted(map(_written, known)))}."
+                f"{type(trainer).__name__} has no setting {name!r}.{hint} Its settings are: {', '.join(used)}."
             )
         setattr(trainer, name, value)
 

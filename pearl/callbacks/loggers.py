@@ -61,6 +61,7 @@ class WandbLogger(_Logger):
     name: str | None = None
     init: Mapping[str, Any] = field(default_factory=dict)
     _run: Any = field(default=None, init=False, repr=False)
+    _id: str = field(default="", init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,15 +72,19 @@ class WandbLogger(_Logger):
                 f"{self.init!r}."
             )
 
+    def on_start(self, run: RunContext) -> None:
+        """Begin a run there, or go on with it."""
+        wandb: Any = import_extra("wandb", "wandb", "WandbLogger")
+        again = {"id": self._id, "resume": "allow"} if self._id else {}
+        self._run = wandb.init(
+            project=self.project,
+            name=self.name or run.run_dir.name,
+            config=dict(run.config),
+            **{"dir": str(run.run_dir), **again, **self.init},
+        )
+        self._id = str(self._run.id)
+
     def _send(self, run: RunContext, values: Mapping[str, float], step: int) -> None:
-        if self._run is None:
-            wandb: Any = import_extra("wandb", "wandb", "WandbLogger")
-            self._run = wandb.init(
-                project=self.project,
-                name=self.name or run.run_dir.name,
-                config=dict(run.config),
-                **{"dir": str(run.run_dir), **self.init},
-            )
         self._run.log({**values, "env_steps": step})
 
     def on_end(self, run: RunContext) -> None:
@@ -87,6 +92,14 @@ class WandbLogger(_Logger):
         if self._run is not None:
             self._run.summary["stopped"] = run.stopped
             self._run.finish()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The run's id there."""
+        return {"id": self._id}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with that run."""
+        self._id = str(state["id"])
 
 
 @dataclass(kw_only=True)
@@ -105,15 +118,21 @@ class MLflowLogger(_Logger):
         if self.tracking_uri is not None:
             check_text("MLflowLogger.tracking_uri", self.tracking_uri, "an address")
 
+    def on_start(self, run: RunContext) -> None:
+        """Begin a run there, or go on with it."""
+        mlflow: Any = import_extra("mlflow", "mlflow", "MLflowLogger")
+        self._client = mlflow.MlflowClient(tracking_uri=self.tracking_uri)
+        if self._run_id:
+            self._client.update_run(self._run_id, status="RUNNING")
+            return
+        found = self._client.get_experiment_by_name(self.experiment)
+        number = self._client.create_experiment(self.experiment) if found is None else found.experiment_id
+        self._run_id = self._client.create_run(number, run_name=self.name or run.run_dir.name).info.run_id
+        for name, value in run.config.items():
+            self._client.log_param(self._run_id, name, str(value)[:500])
+
     def _send(self, run: RunContext, values: Mapping[str, float], step: int) -> None:
         mlflow: Any = import_extra("mlflow", "mlflow", "MLflowLogger")
-        if self._client is None:
-            self._client = mlflow.MlflowClient(tracking_uri=self.tracking_uri)
-            found = self._client.get_experiment_by_name(self.experiment)
-            number = self._client.create_experiment(self.experiment) if found is None else found.experiment_id
-            self._run_id = self._client.create_run(number, run_name=self.name or run.run_dir.name).info.run_id
-            for name, value in run.config.items():
-                self._client.log_param(self._run_id, name, str(value)[:500])
         now = int(time.time() * 1000)
         metrics = [mlflow.entities.Metric(name, value, now, step) for name, value in values.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
@@ -123,3 +142,11 @@ class MLflowLogger(_Logger):
         if self._client is not None:
             self._client.set_tag(self._run_id, "stopped", run.stopped)
             self._client.set_terminated(self._run_id)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The run's id there."""
+        return {"run_id": self._run_id}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with that run."""
+        self._run_id = str(state["run_id"])

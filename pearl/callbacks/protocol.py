@@ -70,6 +70,9 @@ class Callback(Protocol):
     A callback that raises is named, and the run stops with its checkpoint saved. --bench calls no callbacks.
     """
 
+    def on_start(self, run: RunContext) -> None:
+        """The run is about to begin, or to go on after --resume. One that raises here ends it at once."""
+
     def on_step(self, run: RunContext) -> None:
         """The host took a message with environment steps of an Actor: a few steps of its environments."""
 
@@ -84,3 +87,10 @@ class Callback(Protocol):
 
     def on_end(self, run: RunContext) -> None:
         """The run is over: last evaluations were made and files written, unless it failed. Called once."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of this callback: values that JSON has, by name."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """With --resume, before `on_start`: take what `state_dict` returned when the checkpoint was written."""

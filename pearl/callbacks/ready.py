@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pearl.callbacks.protocol import Callback, RunContext
 from pearl.errors import ConfigurationError
+from pearl.extras import require_extra
 
 if TYPE_CHECKING:
     from pearl.runtime.evaluation import Evaluation
@@ -57,18 +57,26 @@ class StopAtReturn(Callback):
         if self._reached >= self.evaluations:
             run.stop(f"a mean return of {evaluation.mean:.6g} reached {self.mean_return:g} (StopAtReturn)")
 
+    def state_dict(self) -> dict[str, Any]:
+        """The count."""
+        return {"reached": self._reached}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on counting."""
+        self._reached = int(state["reached"])
+
 
 @dataclass
 class KeepBest(Callback):
     """Writes the policy of the best short evaluation so far into `file`, as soon as there is one.
 
     The file, relative to the run folder, is one that `pearl.load_policy` reads. Without this callback the best weights
-    are in checkpoints during the run, and in `best_weights.safetensors` at its end. In a resumed run, the evaluations
-    before count too.
+    are in checkpoints during the run, and in `best_weights.safetensors` at its end. A resumed run goes on with the best
+    of its checkpoint.
     """
 
     file: str = "best_policy.safetensors"
-    _best: float = field(default=math.nan, init=False, repr=False)
+    _best: float = field(default=-math.inf, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_text("KeepBest.file", self.file, "the name of a file")
@@ -78,25 +86,20 @@ class KeepBest(Callback):
         if kind != PROGRESS:
             return
         file = run.run_dir / self.file
-        if math.isnan(self._best):
-            self._best = _best_before(run) if file.is_file() else -math.inf
-        if not evaluation.mean > self._best:
+        if not evaluation.mean > self._best and file.is_file():
             return
         from pearl.policy.export import export_policy
 
         self._best = evaluation.mean
         export_policy(run.policy(), file, "safetensors")
 
+    def state_dict(self) -> dict[str, Any]:
+        """The best mean return."""
+        return {"best": self._best}
 
-def _best_before(run: RunContext) -> float:
-    """The best short evaluation that a resumed run has recorded before this one."""
-    try:
-        with (run.run_dir / "evaluations.csv").open(encoding="utf-8", newline="") as rows:
-            found = [row for row in csv.DictReader(rows) if row["kind"] == PROGRESS]
-            means = [float(row["mean_return"]) for row in found if float(row["env_steps"]) < run.env_steps]
-    except (OSError, ValueError, KeyError, TypeError):  # a record that cannot be read keeps no better policy
-        return -math.inf
-    return max(means, default=-math.inf)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep what is better."""
+        self._best = float(state["best"])
 
 
 @dataclass
@@ -117,6 +120,10 @@ class RecordVideo(Callback):
         _check_steps("RecordVideo.episodes", self.episodes)
         check_text("RecordVideo.folder", self.folder, "the name of a folder")
 
+    def on_start(self, run: RunContext) -> None:
+        """Look for the extra before anything is trained."""
+        require_extra("moviepy", "video", "RecordVideo")
+
     def on_evaluation(self, run: RunContext, kind: str, evaluation: Evaluation) -> None:
         """Record if due."""
         if kind == PROGRESS:
@@ -135,6 +142,14 @@ class RecordVideo(Callback):
         folder = run.run_dir / self.folder / f"step-{run.env_steps:09d}"
         for _ in watch_policy(run.policy(), episodes=self.episodes, video=folder):
             pass
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step of the next record."""
+        return {"next": self._next}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._next = int(state["next"])
 
 
 @dataclass

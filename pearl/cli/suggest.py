@@ -45,6 +45,11 @@ def _suggest(
     few sizes. Nothing is trained.
     """
     check_address_space()
+    if ":" in env:
+        raise ConfigurationError(
+            f"pearl suggest takes a registered name; found {env!r}. Register the class in its module "
+            f'(gymnasium.register) and give --module; or compose with settings="auto" (docs/choosing_settings.md).'
+        )
     from composer.suggestion.files import Registering, check_target, paths_of, texts
     from composer.suggestion.suggestion import suggest
 

@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 from pearl.actors.environment import check_env_name
-from pearl.actors.observations import stored_dtype
+from pearl.actors.observations import space_text, stored_dtype
 from pearl.actors.vectorization import VECTORIZATIONS, check_singles, make_rendered_env
 from pearl.error_place import described
 from pearl.errors import ConfigurationError, EnvError, PolicyError
@@ -227,14 +227,19 @@ def _check_spaces(policy: SavedPolicy, name: str, env: gym.Env[Any, Any]) -> Non
     expected, found = policy.observation_space, env.observation_space
     if (expected.shape, expected.dtype) != (found.shape, found.dtype):
         raise PolicyError(
-            f"The policy of {policy.env} takes observations of {expected}; those of {name} are of {found}. Choose an "
-            "environment with observations of that shape and dtype."
+            f"The policy of {policy.env} takes observations of {space_text(expected)}{_flattened(policy)}; those of "
+            f"{name} are of {space_text(found)}. Choose an environment with observations of that shape and dtype."
         )
     if env.action_space != policy.action_space:
         raise PolicyError(
             f"The policy of {policy.env} takes actions of {policy.action_space}; those of {name} are of "
             f"{env.action_space}. Choose an environment with the same actions."
         )
+
+
+def _flattened(policy: SavedPolicy) -> str:
+    own = policy.description.unprepared_space
+    return "" if own is None else f" (flattened from {own})"
 
 
 def _check_whole(name: str, value: object, least: int) -> None:

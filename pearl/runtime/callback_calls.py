@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import json
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pearl.callbacks.protocol import Callback, RunContext
@@ -13,7 +15,7 @@ from pearl.errors import CallbackError, ConfigurationError
 
 logger = logging.getLogger("pearl.runtime")
 
-HOOKS = ("on_step", "on_rollout", "on_evaluation", "on_checkpoint", "on_end")
+HOOKS = ("on_start", "on_step", "on_rollout", "on_evaluation", "on_checkpoint", "on_end")
 
 
 class CallbackCalls:
@@ -30,10 +32,16 @@ class CallbackCalls:
         self._failed: set[int] = set()
         self._ended = False
         self._of: dict[str, list[tuple[object, Callable[..., None]]]] = {hook: [] for hook in HOOKS}
+        self._kept: dict[str, Any] = {}  # callbacks with a state, by the name that it has in checkpoints
+        count: Counter[str] = Counter()
         for callback in (*checked_callbacks(own), *checked_callbacks(callbacks)):
             for hook in HOOKS:
                 if _overrides(callback, hook):
                     self._of[hook].append((callback, getattr(callback, hook)))
+            kind = type(callback).__name__
+            count[kind] += 1
+            if _overrides(callback, "state_dict"):
+                self._kept[kind if count[kind] == 1 else f"{kind} {count[kind]}"] = callback
 
     def has(self, hook: str) -> bool:
         """Whether any callback overrides `hook`."""
@@ -47,19 +55,53 @@ class CallbackCalls:
             try:
                 method(self._run, *arguments)
             except Exception as error:  # whatever the user's code does
+                self._report(callback, hook, error)
+
+    def _report(self, callback: object, hook: str, error: Exception) -> None:
+        self._failed.add(id(callback))
+        failure = _failure(callback, hook, error)
+        logger.debug("%s", failure, exc_info=error)
+        if self._ended:  # the run's end reports no more
+            logger.warning("%s", failure)
+        self._fail(failure, f"the callback {type(callback).__name__} failed")
+
+    def start(self) -> None:
+        """Call `on_start` of all; CallbackError for one that raises, since nothing is lost yet."""
+        for callback, method in self._of["on_start"]:
+            try:
+                method(self._run)
+            except Exception as error:
                 self._failed.add(id(callback))
-                failure = CallbackError(f"The callback {type(callback).__name__} failed in {hook}: {described(error)}.")
-                failure.__cause__ = error
-                logger.debug("%s", failure, exc_info=error)
-                if self._ended:  # the run's end reports no more
-                    logger.warning("%s", failure)
-                self._fail(failure, f"the callback {type(callback).__name__} failed")
+                raise _failure(callback, "on_start", error) from error
 
     def end(self) -> None:
         """Call `on_end` of all, the first time."""
         if not self._ended:
             self._ended = True
             self.call("on_end")
+
+    def states(self) -> str:
+        """What `state_dict` of each returns, as JSON, by the name of its class, from the second on with a number."""
+        found = {}
+        for name, callback in self._kept.items():
+            if id(callback) in self._failed:
+                continue
+            try:
+                found[name] = json.loads(json.dumps(_checked_state(callback.state_dict())))
+            except Exception as error:
+                self._report(callback, "state_dict", error)
+        return json.dumps(found)
+
+    def load_states(self, states: Mapping[str, Any]) -> None:
+        """Pass each callback its state; CallbackError for one that cannot take it. The others begin anew."""
+        for name, state in states.items():
+            if name not in self._kept:
+                logger.info("The checkpoint has a state of the callback %s, which this run does not have.", name)
+                continue
+            try:
+                self._kept[name].load_state_dict(state)
+            except Exception as error:
+                raise _failure(self._kept[name], "load_state_dict", error) from error
 
 
 def checked_callbacks(callbacks: object) -> Sequence[Any]:
@@ -82,11 +124,28 @@ def checked_callbacks(callbacks: object) -> Sequence[Any]:
                     f"The callback {type(callback).__name__} defines {name}, which is never called.{hint} A callback "
                     f"may define {', '.join(HOOKS)}."
                 )
+        if _overrides(callback, "state_dict") != _overrides(callback, "load_state_dict"):
+            raise ConfigurationError(
+                f"The callback {type(callback).__name__} defines only one of state_dict and load_state_dict. What the "
+                "first returns at a checkpoint goes to the second when a run is resumed: define both."
+            )
         if not any(_overrides(callback, hook) for hook in HOOKS):
             raise ConfigurationError(
                 f"{callback!r:.100} in callbacks is no callback: it defines none of {', '.join(HOOKS)}."
             )
     return callbacks
+
+
+def _failure(callback: object, hook: str, error: Exception) -> CallbackError:
+    failure = CallbackError(f"The callback {type(callback).__name__} failed in {hook}: {described(error)}.")
+    failure.__cause__ = error
+    return failure
+
+
+def _checked_state(state: object) -> Mapping[str, Any]:
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
+        raise TypeError(f"state_dict must return a dictionary of values that JSON has, by name; found {state!r:.100}")
+    return state
 
 
 def _overrides(callback: object, hook: str) -> bool:

@@ -201,12 +201,12 @@ class Run(abc.ABC):
             self._supervisor.__exit__(kind, error, traceback)
 
     def _actor_setups(self, count: int) -> list[ActorSetup]:
-        steps, policy = self.counters.env_steps, self._policy
+        steps, policy, actors = self.counters.env_steps, self._policy, self.actors.training
         return [
             ActorSetup(
                 self._trainer_class,
                 self.settings,
-                self.actors,
+                actors,
                 self.train,
                 self.options.seed,
                 index,
@@ -255,7 +255,7 @@ class Run(abc.ABC):
             identity |= self.trainer.checkpoint_identity()
         if normalizes := ", ".join(f.name for f in self.transition.statistics):
             identity["normalization"] = normalizes
-        self._state = RunState(identity, self.trainer, experience)
+        self._state = RunState(identity, self.trainer, experience, self._callbacks)
         best = None
         if self.options.resume:
             self.counters, best = self._state.load(self.options.checkpoint_dir)
@@ -321,6 +321,7 @@ class Run(abc.ABC):
         keep_composition(self.options.program, self.options.run_dir)
         write_description(self.describe_policy(), self.options.run_dir)
         self._begun = True
+        self._callbacks.start()
 
     def describe_policy(self) -> PolicyDescription:
         """The run's policy but for its weights."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pearl.algorithms.trainer import TrainerLike
+from pearl.runtime.callback_calls import CallbackCalls
 from pearl.runtime.checkpoint import CheckpointState, load_checkpoint, save_checkpoint
 from pearl.runtime.checkpoint_files import Tensors, is_count, refuse, saved_count
 from pearl.runtime.experience import Experience, part
@@ -27,6 +28,7 @@ from pearl.runtime.trainer_state import (
 
 _RETURN_WINDOW = 100
 BEST_PREFIX = "best-"  # prefix of the best weights' tensor groups and scalars; no attribute has a hyphen
+_CALLBACKS = "callbacks"  # the scalar with their states, as JSON
 _BEST_SCALARS = ("mean", "episodes", "env_steps", "gradient_steps")
 
 
@@ -93,6 +95,17 @@ def _saved_returns(text: object, episodes: int, where: Path) -> list[float]:
     return returns
 
 
+def _saved_states(text: object, where: Path) -> dict[str, Any]:
+    """The saved states of callbacks, by name."""
+    try:
+        found: Any = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(state, dict) for state in found.values()):
+        refuse(where, _CALLBACKS, "JSON with the state of each callback", text)
+    return found
+
+
 class Best(NamedTuple):
     """The best weights so far (as `module_tensors` returns them), their step, and the evaluation that selected them.
 
@@ -113,11 +126,14 @@ class RunState:
     identity: Mapping[str, str]
     trainer: TrainerLike
     experience: Experience
+    callbacks: CallbackCalls | None = None
 
     def save(self, directory: Path, counters: Counters, best: Best | None = None) -> Path:
         """Write a checkpoint into `directory`; nothing may change meanwhile."""
         arrays, own = self.experience.state()
         scalars = {**counters.to_scalars(), **own}
+        if self.callbacks is not None:
+            scalars[_CALLBACKS] = self.callbacks.states()
         tensors = module_tensors(self.trainer)
         if random := torch_random_tensors():
             tensors[RANDOM_GROUP] = {**random}
@@ -130,7 +146,8 @@ class RunState:
     def load(self, directory: Path) -> tuple[Counters, Best | None]:
         """Restore the newest checkpoint of `directory`.
 
-        CheckpointError if it belongs to another program, or if any of its parts is malformed or contradicts another.
+        CheckpointError if it belongs to another program, or if any of its parts is malformed or contradicts another;
+        CallbackError if a callback cannot take its state.
         """
         state = load_checkpoint(directory, self.identity)
         counters = Counters.from_scalars(state.counters, directory)
@@ -144,6 +161,8 @@ class RunState:
         if hasattr(self.trainer, "gradient_steps"):
             self.trainer.gradient_steps = counters.gradient_steps
         self.experience.load(state.arrays, state.counters, directory)
+        if self.callbacks is not None:
+            self.callbacks.load_states(_saved_states(state.counters.get(_CALLBACKS, "{}"), directory))
         return counters, best
 
     def _saved_best(self, state: CheckpointState, counters: Counters, where: Path) -> Best | None:
@@ -162,7 +181,7 @@ class RunState:
 
     def _check_names(self, state: CheckpointState, where: Path) -> None:
         """Refuse unknown names: their values would be missing from the next checkpoint."""
-        known = {*vars(Counters()), *(f"{BEST_PREFIX}{name}" for name in _BEST_SCALARS)}
+        known = {*vars(Counters()), _CALLBACKS, *(f"{BEST_PREFIX}{name}" for name in _BEST_SCALARS)}
         for kind, names in (("counters", state.counters), ("arrays", state.arrays)):
             if unknown := [n for n in names if n not in known and not self.experience.knows(kind, n)]:
                 refuse(where, f"each of the {kind}", "one that a run has", unknown[0])
