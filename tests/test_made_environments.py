@@ -450,7 +450,7 @@ def test_the_documentation_lists_every_kind_of_vector() -> None:
 
 def test_snippets_of_the_documentation_run(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 9
+    assert len(blocks) == 10
     for block in blocks:
         name = re.match(r"# (\w+\.py)\n", block)
         (tmp_path / (name[1] if name else "prepared.py")).write_text(block, encoding="utf-8")
@@ -474,7 +474,8 @@ def test_the_documented_environment_is_composed_and_learnt_on(tmp_path: Path) ->
 def test_documented_networks_of_parts_learn_and_are_exported(tmp_path: Path) -> None:
     test_snippets_of_the_documentation_run(tmp_path)
     export = ("-m", "pearl", "export", "runs/door_networks_runtime", "--format")
-    for command in (("door_networks.py",), ("door_networks_runtime.py",), (*export, "torchscript"), (*export, "onnx")):
+    scripts = ("door_features.py",), ("door_networks.py",), ("door_networks_runtime.py",)
+    for command in (*scripts, (*export, "torchscript"), (*export, "onnx")):
         done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=250)
         assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "runs" / "door_networks_runtime" / "summary.json").read_text())

@@ -112,7 +112,7 @@ def test_unsupported_spaces_are_named_with_what_is_supported(walk: str) -> None:
     [
         (("CartPol-v1",), "Did you mean: `CartPole`"),
         (("CartPole",), "Did you mean 'CartPole-v1'"),
-        (("os:CartPole-v1",), "names a module to import"),
+        (("os:CartPole-v1",), "takes a registered name; found 'os:CartPole-v1'"),
         (("CartPole-v1", "--algorithm", "dqnn"), "no built-in algorithm 'DQNN'. Did you mean 'DQN'"),
         (("CartPole-v1", "--algorithm", "SAC"), "needs a Box action space"),
         (("CartPole-v1", "--module", "nowhere.py"), "no file nowhere.py"),
