@@ -17,7 +17,7 @@ import functools
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class Network:
     batches: tuple[int, ...]
 
     def setup(self, learners: int, every: int, batch: int) -> LearnerSetup:
-        """Learners that train without waiting for transitions, with batches of `batch` together."""
+        """Learners that train without waiting for transitions, with batches of `batch` together, or little less."""
         capacity = max(4096, batch) * learners
         found = self.observations, self.actions
         return LearnerSetup(
@@ -85,7 +85,7 @@ class Network:
             NativeLearner,
             transition=transition_of(self.trainer, *found, self.settings),
             replay=ReplaySpec(capacity),
-            batch_size=batch,
+            batch_size=batch - batch % learners,
             replay_ratio=float("inf"),
             learning_starts=learners * 256,
         )
@@ -187,15 +187,19 @@ def main() -> None:
         shown(scaling_rows(MLP, MLP.batches[:1], 0.5, 1))
         return
     runs = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else []
-    rows: list[Row] = []
+    rows = kept(arguments.part)
+
+    def keep(found: Iterable[Row]) -> None:
+        rows.extend(shown(found))
+        write("spo", "make bench-spo", os.cpu_count() or 1, rows)  # what fails later loses nothing
+
     if arguments.part != "scaling":
         for case in LEARNING:
             learned(case, case.seeds, runs, FILE)
-            rows += shown(learning_rows(case, runs))
+            keep(learning_rows(case, runs))
     if arguments.part != "learning":
         for network in (MLP, CNN):
-            rows += shown(scaling_rows(network, network.batches, 2.0, 2))
-    write("spo", "make bench-spo", os.cpu_count() or 1, [*kept(arguments.part), *rows])
+            keep(scaling_rows(network, network.batches, 2.0, 2))
 
 
 def kept(part: str | None) -> list[Row]:
