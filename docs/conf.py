@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pkgutil
 import re
 from pathlib import Path
@@ -122,7 +123,9 @@ def other_pages(index: str) -> list[str]:
 
 
 def setup(app: Sphinx) -> None:
-    """Connect what this file defines."""
+    """Connect what this file defines. Pages are read again when it changes: their text depends on its functions."""
+    text_of_this_file = Path(__file__).read_text(encoding="utf-8")
+    app.add_config_value("read_by", hashlib.sha256(text_of_this_file.encode()).hexdigest(), "env")
 
     def docstring(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
         lines[:] = docstring_as_rst(lines)
