@@ -191,7 +191,9 @@ def main() -> None:
 
     def keep(found: Iterable[Row]) -> None:
         rows.extend(shown(found))
-        write("spo", "make bench-spo", os.cpu_count() or 1, rows)  # what fails later loses nothing
+        of_learning = ", ".join(sorted({run["commit"] for run in runs}))
+        note = f"Returns are of runs of commit {of_learning}."
+        write("spo", "make bench-spo", os.cpu_count() or 1, rows, note=note)  # what fails later loses nothing
 
     if arguments.part != "scaling":
         for case in LEARNING:

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from composer.wording import did_you_mean, listed, shortened
-from pearl.backends import backend_of, csv_names
+from pearl.backends import backend_of, csv_names, hosts_actors
 from pearl.backends.cpu.device import cpu_device, describe_cpu
 from pearl.devices.description import (
     CONNECTION_COLUMNS,
@@ -293,6 +293,10 @@ def read_devices(path: str | Path) -> tuple[Device, ...]:
     return tuple(Device(**values) for values in found)
 
 
+def _can_run_actors(kind: Any, backend: str, selector: str) -> bool:
+    return hosts_actors(Device("device", kind, backend, selector=selector))
+
+
 def _device_values(row: _Row) -> dict[str, Any]:
     values: dict[str, Any] = {column: row.text(column) for column in _TEXT_COLUMNS}
     if not NAME_PATTERN.fullmatch(values["name"]):
@@ -307,6 +311,9 @@ def _device_values(row: _Row) -> dict[str, Any]:
             check_selector(kind, backend, values["selector"])  # type: ignore[arg-type]  # one of KINDS
         except ConfigurationError as error:
             row.fault("selector", f"a selector of the {backend} backend", f" {error}")
+        else:
+            if values["node"] and backend in fitting and not _can_run_actors(kind, backend, values["selector"]):
+                row.fault("node", f"nothing, as Actors cannot run on a {kind}", " Nothing else runs on other nodes.")
         if backend in fitting and values["calibration"]:
             try:
                 check_calibration(kind, backend, values["calibration"])  # type: ignore[arg-type]  # one of KINDS
@@ -314,8 +321,6 @@ def _device_values(row: _Row) -> dict[str, Any]:
                 row.fault("calibration", "the fingerprint of a device that was measured, or nothing", f" {error}")
     if values["node"] and not NODE_PATTERN.fullmatch(values["node"]):
         row.fault("node", NODE_RULE)
-    if values["node"] and kind not in ("", "cpu"):
-        row.fault("node", "nothing, or a cpu", " Only Actors run on other nodes.")
     for column in QUANTITIES:
         values[column] = row.number(column, zero_allowed=column in MAY_BE_ZERO)
     return values

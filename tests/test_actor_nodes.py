@@ -71,7 +71,7 @@ def test_rows_with_a_node_are_apart_from_the_machine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "named"),
     [
-        ("gpu0,gpu,cuda,,b", "column 'node': expected nothing, or a cpu"),
+        ("gpu0,gpu,cuda,,b", "column 'node': expected nothing, as Actors cannot run on a gpu"),
         ("cpu2,cpu,cpu,2,two words", "column 'node': expected a name or an address"),
         ("cpu2,cpu,cpu,2,10.0.0.2", "one row for each node"),
     ],

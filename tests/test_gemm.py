@@ -79,6 +79,19 @@ def test_nan_and_infinity_pass_through(variant: str) -> None:
     np.testing.assert_array_equal(c, np.array([2, np.nan, np.inf], np.float32)[:, None].repeat(5, axis=1))
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_numbers_next_to_zero_leave_others_alone(variant: str, precision: str) -> None:
+    rng = np.random.default_rng(5)
+    a, b = rng.normal(size=(128, 128)).astype(np.float32), rng.normal(size=(128, 128)).astype(np.float32)
+    expected, c = a.copy(), np.zeros((128, 128), np.float32)
+    a[:, 64:] = rng.integers(0, 1 << 25, (128, 64), dtype=np.uint32).view(np.float32)  # all below 1e-36
+    a[::2, 65::2] = np.uint32(0x7F80).view(np.float32)  # whose lower half has the bits of an infinite bfloat16
+    expected[:, 64:] = 0
+    with using(variant, precision):
+        _native.gemm(a, b, c)
+    np.testing.assert_allclose(c, expected.astype(np.float64) @ b, rtol=0, atol=2e-3)
+
+
 def test_matrices_that_do_not_fit_are_refused(variant: str) -> None:
     a, b, c = (np.zeros(shape, np.float32) for shape in ((3, 4), (5, 6), (3, 6)))
     with pytest.raises(TrainerError, match=r"\(3, 4\), \(5, 6\) and \(3, 6\)"):

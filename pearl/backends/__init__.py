@@ -59,6 +59,11 @@ def backend_of(device: Device) -> Backend:
     return backend_for(device.kind, device.backend)
 
 
+def hosts_actors(device: Device) -> bool:
+    """Whether Actors can run on the device."""
+    return backend_of(device).host_rank(device) is not None
+
+
 def learners() -> Mapping[str, LearnerImplementation]:
     """Every implementation of the Learner, by its name."""
     return {name: found for backend in backends() for name, found in backend.learners.items()}

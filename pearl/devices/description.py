@@ -63,7 +63,7 @@ class Device:
     node: str = ""
 
     def __post_init__(self) -> None:
-        from pearl.backends import csv_names
+        from pearl.backends import csv_names, hosts_actors
 
         if not NAME_PATTERN.fullmatch(self.name):
             raise ConfigurationError(f"A device's name must be {NAME_RULE}; found {self.name!r}.")
@@ -85,10 +85,10 @@ class Device:
             )
         if self.calibration:
             check_calibration(self.kind, self.backend, self.calibration)
-        if self.node and not (NODE_PATTERN.fullmatch(self.node) and self.kind == "cpu"):
+        if self.node and not (NODE_PATTERN.fullmatch(self.node) and hosts_actors(self)):
             raise ConfigurationError(
-                f"Device {self.name!r}: node must be {NODE_RULE}, of a cpu, since only Actors run on other nodes; "
-                f"found {self.node!r}, a {self.kind}."
+                f"Device {self.name!r}: node must be {NODE_RULE}, of a device that can run Actors, as nothing else "
+                f"runs on other nodes; found {self.node!r}, a {self.kind}."
             )
         for column in QUANTITIES:
             if (value := getattr(self, column)) is not None:

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #define PEARL_AMX_SIMD __attribute__((target("amx-tile,amx-bf16,avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")))
+#define PEARL_AMX_INLINE PEARL_AMX_SIMD inline __attribute__((always_inline))
 
 namespace pearl::learner::amx {
 
@@ -24,6 +25,27 @@ struct alignas(64) TileShapes {
   std::uint16_t bytes[16] = {};
   std::uint8_t rows[16] = {};
 };
+
+// Pairs of numbers (even, odd) as `Parts` vectors of pairs of bfloat16 numbers, one tile apart.
+template <std::size_t Parts>
+PEARL_AMX_INLINE void split(__m512 even, __m512 odd, std::uint16_t* to) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)), half = _mm512_set1_epi32(0x8000);
+#pragma GCC unroll 3
+  for (std::size_t part = 0; part < Parts; ++part) {
+    __m512i first = _mm512_castps_si512(even), second = _mm512_castps_si512(odd);
+    if (part < 2) {
+      // To nearest: what is left has at most 16, then 8 bits.
+      first = _mm512_and_si512(_mm512_add_epi32(first, half), upper);
+      second = _mm512_add_epi32(second, half);
+    }
+    second = _mm512_and_si512(second, upper);  // the last part too: one below 2^-126 has lower bits
+    if (part + 1 < Parts) {
+      even = _mm512_sub_ps(even, _mm512_castsi512_ps(first));
+      odd = _mm512_sub_ps(odd, _mm512_castsi512_ps(second));
+    }
+    _mm512_store_si512(to + part * kTileNumbers, _mm512_or_si512(_mm512_srli_epi32(first, 16), second));
+  }
+}
 
 // Whether the processor has AMX and the system grants its registers to this process, and to threads it starts later.
 bool granted();

@@ -34,23 +34,12 @@ PEARL_AMX_SIMD void widen(const std::uint8_t* bytes, std::size_t count, std::uin
 
 // For each pair of numbers under the kernel, of two neighbours among the depth: pairs of 16 channels.
 PEARL_AMX_SIMD void pack(const ByteConvolution& c, const float* weights, std::uint16_t* parts) {
-  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
   std::uint16_t* to = parts;
   for (std::size_t first = 0; first < c.channels; first += kLanes)
     for (std::size_t k = 0; k < c.runs * c.run; k += kDepth, to += kParts * kTileNumbers)
       for (std::size_t pair = 0; pair < kDepth / 2; ++pair) {
         const float* even = weights + (k + 2 * pair) * c.channels + first;
-        __m512 left[2] = {_mm512_loadu_ps(even), _mm512_loadu_ps(even + c.channels)};
-        for (std::size_t part = 0; part < kParts; ++part) {
-          __m512i bits[2];
-          for (int i = 0; i < 2; ++i) {
-            // Cut off, not rounded: what is left has the same sign, and three parts of eight bits hold all 24.
-            bits[i] = _mm512_and_si512(_mm512_castps_si512(left[i]), upper);
-            left[i] = _mm512_sub_ps(left[i], _mm512_castsi512_ps(bits[i]));
-          }
-          const __m512i both = _mm512_or_si512(_mm512_srli_epi32(bits[0], 16), bits[1]);
-          _mm512_storeu_si512(to + part * kTileNumbers + pair * 2 * kLanes, both);
-        }
+        split<kParts>(_mm512_loadu_ps(even), _mm512_loadu_ps(even + c.channels), to + pair * 2 * kLanes);
       }
 }
 

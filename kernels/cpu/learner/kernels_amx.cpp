@@ -26,30 +26,8 @@ constexpr std::size_t kMostBlocks = 128;               // of b that are held at 
 // At a time. The tiles' unit falls behind if more than about 64 vector operations come between four of its products.
 constexpr std::size_t kSplitRows = 2, kFinishRows = 4;
 
-#define PEARL_AMX_INLINE PEARL_AMX_SIMD inline __attribute__((always_inline))
-
 __mmask16 first_lanes(std::size_t count) {
   return static_cast<__mmask16>(count >= kLanes ? 0xFFFFu : (1u << count) - 1);
-}
-
-// Pairs of numbers (even, odd) as `Parts` vectors of pairs of bfloat16 numbers, one tile apart.
-template <std::size_t Parts>
-PEARL_AMX_INLINE void split(__m512 even, __m512 odd, std::uint16_t* to) {
-  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)), half = _mm512_set1_epi32(0x8000);
-#pragma GCC unroll 3
-  for (std::size_t part = 0; part < Parts; ++part) {
-    __m512i first = _mm512_castps_si512(even), second = _mm512_castps_si512(odd);
-    if (part < 2) {
-      // To nearest: what is left has at most 16, then 8 bits.
-      first = _mm512_and_si512(_mm512_add_epi32(first, half), upper);
-      second = _mm512_and_si512(_mm512_add_epi32(second, half), upper);
-    }
-    if (part + 1 < Parts) {
-      even = _mm512_sub_ps(even, _mm512_castsi512_ps(first));
-      odd = _mm512_sub_ps(odd, _mm512_castsi512_ps(second));
-    }
-    _mm512_store_si512(to + part * kTileNumbers, _mm512_or_si512(_mm512_srli_epi32(first, 16), second));
-  }
 }
 
 // A block of a factor, 16 rows of a or 16 columns of b with 32 steps, that is split row by row into pairs of steps i
