@@ -771,7 +771,7 @@ def test_close_programs_run_again(
     assert composer.profile(budget_s=budget_s).measured == 0, "what is known does not run again"
 
 
-@pytest.mark.parametrize("factor", [1.24, 1.26])
+@pytest.mark.parametrize("factor", [1.09, 1.11])
 def test_numbers_of_threads_are_tried_only_where_the_parts_are_close(factor: float) -> None:
     def candidate(us: float, implementation: str, threads: int, collection_us: float = 0.0) -> RolloutCandidate:
         learner = RolloutLearnerConfig("cpu0", implementation, threads)
@@ -780,7 +780,7 @@ def test_numbers_of_threads_are_tried_only_where_the_parts_are_close(factor: flo
 
     found = (candidate(100.0, "native", 2), candidate(100.0 * factor, "native", 1), candidate(500.0, "torch", 1))
     placement = RolloutPlacement("cpu0", 32, 0, 1, 4, found)
-    assert is_decided(placement) == (factor > 1.25)
+    assert is_decided(placement) == (factor > 1.1)
     twice = (candidate(100.0, "native", 1, 90.0), candidate(110.0, "native", 2, 90.0))
     assert is_decided(RolloutPlacement("cpu0", 32, 0, 1, 4, twice)), "only training differs, which takes twice as long"
     assert not is_decided(RolloutPlacement("cpu0", 32, 0, 1, 4, (twice[0], candidate(109.0, "native", 2, 90.0))))

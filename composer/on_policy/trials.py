@@ -32,6 +32,9 @@ from pearl.backends import backend_of
 from pearl.errors import GenerationError
 
 _TIMES = ("paced", "free", "overall")
+# One Learner with other numbers of threads, measured the same way: predicted to be so many times as slow, it is slower.
+# Between closer ones a trial decides, though a wrong choice would cost less than that.
+_CLOSE_ALIKE = 1.1
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ def is_decided(placement: RolloutPlacement) -> bool:
         trains_slower = other.terms.training_us >= OPTIMISM * best.terms.training_us
         if alike and trains_slower and other.terms.t_itr_us >= best.terms.t_itr_us:
             return True
-        return other.terms.t_itr_us >= (CLOSE if alike else DECISIVE) * best.terms.t_itr_us
+        return other.terms.t_itr_us >= (_CLOSE_ALIKE if alike else DECISIVE) * best.terms.t_itr_us
 
     return all(map(loses, others))
 
