@@ -14,13 +14,17 @@ FOLDER = Path("runs") / f"td3-{ENV}"
 
 
 class TD3Trainer(TD3):
-    """TD3 with networks of 2 x 64, wide enough for three observations, and two gradient steps per environment step."""
+    """TD3 with networks of 2 x 64, wide enough for three observations, and three gradient steps per environment step.
+
+    Learning rates and `tau` are higher than most tasks bear; here, runs of 50,000 steps kept their return with them.
+    """
 
     hidden_sizes = (64, 64)
     batch_size = 32
-    replay_ratio = 64.0
-    learning_rate = 1e-3
-    actor_learning_rate = 1e-3
+    replay_ratio = 96.0
+    learning_rate = 2e-3
+    actor_learning_rate = 2e-3
+    tau = 0.02
 
 
 def main() -> int:
