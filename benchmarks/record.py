@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 ASSETS = ROOT / "docs" / "assets"
 
 Better = Literal["lower", "higher"]
+Document = Mapping[str, Any]
 
 
 def number(value: float | None) -> str:
@@ -123,6 +124,42 @@ def row_of(recorded: Mapping[str, Any]) -> Row:
     """A row as write() has written it."""
     names = {f.name for f in fields(Row)}
     return Row(**{k: tuple(v) if k == "spread" else v for k, v in recorded.items() if k in names})
+
+
+def with_others(
+    name: str, tasks: Collection[str], field: str, rows: Sequence[Row], runs: Sequence[Document]
+) -> tuple[list[Row], list[Document], dict[str, object]]:
+    """What was measured of `tasks` now, and what the record `name` has of other tasks: rows, runs, and their origins.
+
+    `field` names the task of a run; the case of a row begins with its task. The last value is for `write`: the commit
+    and processor of each task, and a note about those that are not of now.
+    """
+    path = RESULTS / f"{name}.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": [], "runs": []}
+    here = {"commit": commit(), "machine": machine()["cpu"]}
+    kept = [run for run in known["runs"] if run[field] not in tasks]
+    others = dict.fromkeys(str(run[field]) for run in kept)
+    old_rows = [row_of(row) for row in known["rows"] if row["case"].startswith(tuple(others))]
+    origins: dict[str, Document] = dict.fromkeys(tasks, here)
+    for other in others:
+        origins[other] = known.get("origins", {}).get(other) or {
+            "commit": known["commit"],
+            "machine": known["machine"]["cpu"],
+        }
+    return [*old_rows, *rows], [*kept, *runs], {"origins": origins, **note_of(origins, here)}
+
+
+def note_of(origins: Mapping[str, Document], here: Document) -> dict[str, object]:
+    """Which tasks were measured at another commit or on another machine than `here`, as `note`; empty if none were."""
+    others: dict[tuple[str, str], list[str]] = {}
+    for task, origin in origins.items():
+        if origin != here:
+            others.setdefault((origin["commit"], origin["machine"]), []).append(task)
+    text = " ".join(
+        f"The rows of {', '.join(tasks)} are of commit `{commit_of}` on {cpu}."
+        for (commit_of, cpu), tasks in others.items()
+    )
+    return {"note": text} if text else {}
 
 
 def write(name: str, command: str, threads: int, rows: Sequence[Row], **more: object) -> Path:

@@ -16,7 +16,6 @@ resident memory of all processes together; each process counts the pages that it
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -27,11 +26,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.peers.solving import COMPILED, EPISODES, INTERVAL, SOLVED
 from benchmarks.programs import environment
-from benchmarks.record import RESULTS, ROOT, Row, commit, machine, row_of, shown, write
+from benchmarks.record import ROOT, Document, Row, shown, with_others, write
 from benchmarks.timing import options
 
 COMPOSING, COMPOSED = "example, composing included", "composed program"
@@ -281,34 +279,6 @@ def measure(task: Task, seeds: int) -> tuple[list[Row], list[dict[str, object]]]
     return rows_of(task, ours, theirs), runs
 
 
-Document = Mapping[str, Any]
-
-
-def together(found: Sequence[Row], runs: Sequence[Document], known: Document) -> tuple[list[Row], list[Document]]:
-    """Rows and runs of the tasks that were measured now, and those of the other tasks in the record `known`."""
-    environments = {str(run["environment"]) for run in runs}
-    kept = [row_of(row) for row in known["rows"] if row["case"].partition(" ")[0] not in environments]
-    return [*kept, *found], [*(run for run in known["runs"] if run["environment"] not in environments), *runs]
-
-
-def origins_of(known: Document) -> dict[str, Document]:
-    """Commit and processor of each task in the record `known`."""
-    of_all = {"commit": known["commit"], "machine": known["machine"]["cpu"]}
-    return {str(run["environment"]): of_all for run in known["runs"]} | known.get("origins", {})
-
-
-def note_of(origins: Mapping[str, Document], here: Document) -> str:
-    """Which tasks were measured at another commit or on another machine than `here`; empty if none were."""
-    others: dict[tuple[str, str], list[str]] = {}
-    for task, origin in origins.items():
-        if origin != here:
-            others.setdefault((origin["commit"], origin["machine"]), []).append(task)
-    return " ".join(
-        f"The rows of {', '.join(tasks)} are of commit `{commit_of}` on {cpu}."
-        for (commit_of, cpu), tasks in others.items()
-    )
-
-
 def main() -> None:
     parser = options(__doc__, "one seed of CartPole-v1")
     parser.add_argument("--seeds", type=int, help="seeds of each task, at most; writes nothing")
@@ -330,15 +300,10 @@ def main() -> None:
             runs += noted
     if most is not None:
         return
-    here = {"commit": commit(), "machine": machine()["cpu"]}
-    origins = {task.environment: here for task in tasks}
-    if arguments.only is not None:
-        known = json.loads((RESULTS / "solve_time.json").read_text(encoding="utf-8"))
-        rows, runs = together(rows, runs, known)
-        origins = {**origins_of(known), **dict.fromkeys(arguments.only, here)}
-    note = {"note": text} if (text := note_of(origins, here)) else {}
     threads = os.cpu_count() or 1
-    write("solve_time", "make bench-solve", threads, rows, runs=runs, origins=origins, **note)
+    done = [task.environment for task in tasks if arguments.only is None or task.environment in arguments.only]
+    rows, runs, origins = with_others("solve_time", done, "environment", rows, runs)
+    write("solve_time", "make bench-solve", threads, rows, runs=runs, **origins)
 
 
 if __name__ == "__main__":

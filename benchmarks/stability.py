@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.programs import composer_of, run_program
-from benchmarks.record import ASSETS, ROOT, Row, shown, write
+from benchmarks.record import ASSETS, ROOT, Row, shown, with_others, write
 from benchmarks.timing import options
 from composer.spec_file import load_spec, read_tables
 from pearl.algorithms import DQN
@@ -72,6 +72,11 @@ class Task:
     def variants(self) -> tuple[str, ...]:
         """Which settings run."""
         return (AFTER,) if self.before is None else (BEFORE, AFTER)
+
+    @property
+    def plot(self) -> str:
+        """Name of the picture of its curves."""
+        return f"stability_{self.name.lower().replace(' ', '_').replace('-', '_')}.png"
 
     @property
     def interval(self) -> int:
@@ -161,7 +166,7 @@ def rows_of(task: Task, curves: Curves) -> Iterator[Row]:
         yield Row.of(case, unit, "higher", values[AFTER], peer, values.get(BEFORE))
 
 
-def plot(task: Task, curves: Curves) -> dict[str, str]:
+def plot(task: Task, curves: Curves) -> None:
     """Medians over the seeds, and bands from the lowest to the highest."""
     import matplotlib
 
@@ -170,7 +175,6 @@ def plot(task: Task, curves: Curves) -> dict[str, str]:
 
     figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
     steps = task.interval * np.arange(1, EVALUATIONS + 1)
-    seeds = next(iter(curves.values())).shape[0]
     for name, found in curves.items():
         seen = ~np.isnan(found).all(axis=0)
         values = found[:, seen]
@@ -181,39 +185,52 @@ def plot(task: Task, curves: Curves) -> dict[str, str]:
     axes.set(xlabel="environment steps", ylabel=f"mean return of {EPISODES} greedy episodes", title=task.name)
     axes.legend()
     axes.grid(alpha=0.3)
-    file = f"stability_{task.name.lower().replace(' ', '_').replace('-', '_')}.png"
-    figure.savefig(ASSETS / file, dpi=110)
+    figure.savefig(ASSETS / task.plot, dpi=110)
     plt.close(figure)
-    return {"file": file, "title": f"{task.name}: median and range of {seeds} seeds"}
 
 
 def main() -> None:
     parser = options(__doc__, "one seed of CartPole-v1")
     parser.add_argument("--seeds", type=int, default=5, help="seeds of each task (default: 5)")
-    parser.add_argument("--only", choices=[task.name for task in TASKS], action="append", help="these tasks alone")
+    parser.add_argument(
+        "--only",
+        choices=[task.name for task in TASKS],
+        action="append",
+        help="these tasks; the record keeps the others, and says of which commit they are",
+    )
     arguments = parser.parse_args()
-    tasks = [task for task in TASKS if arguments.only is None or task.name in arguments.only]
-    rows: list[Row] = []
-    plots: list[dict[str, str]] = []
-    runs: list[dict[str, object]] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        for task in TASKS[:1] if arguments.quick else tasks:
-            curves = measure(task, 1 if arguments.quick else arguments.seeds, Path(scratch))
-            rows += shown(rows_of(task, curves))
-            if arguments.quick:
-                continue
-            plots.append(plot(task, curves))
-            runs += [
-                {
-                    "task": task.name,
-                    "settings": name,
-                    "seed": FIRST_SEED + n,
-                    **dict(zip(("first third", "second third", "last third"), means.round(1).tolist(), strict=True)),
-                }
-                for name, found in curves.items()
-                for n, means in enumerate(thirds_of(found))
-            ]
-            write("stability", "make bench-stability", os.cpu_count() or 1, rows, plots=plots, runs=runs)
+    if arguments.quick:
+        with tempfile.TemporaryDirectory() as scratch:
+            shown(rows_of(TASKS[0], measure(TASKS[0], 1, Path(scratch))))
+        return
+    for task in TASKS:
+        if arguments.only is None or task.name in arguments.only:
+            with tempfile.TemporaryDirectory() as scratch:
+                curves = measure(task, arguments.seeds, Path(scratch))
+            plot(task, curves)
+            record(task, shown(rows_of(task, curves)), curves)
+
+
+def record(task: Task, found: Sequence[Row], curves: Curves) -> None:
+    """Write the record, where this task replaces what it was before."""
+    thirds = ("first third", "second third", "last third")
+    new = [
+        {
+            "task": task.name,
+            "settings": name,
+            "seed": FIRST_SEED + n,
+            **dict(zip(thirds, means.round(1).tolist(), strict=True)),
+        }
+        for name, of_all in curves.items()
+        for n, means in enumerate(thirds_of(of_all))
+    ]
+    rows, runs, origins = with_others("stability", [task.name], "task", found, new)
+    plots = [
+        {"file": task.plot, "title": f"{task.name}: median and range of the seeds"}
+        for task in TASKS
+        if (ASSETS / task.plot).exists()
+    ]
+    write("stability", "make bench-stability", os.cpu_count() or 1, rows, plots=plots, runs=runs, **origins)
 
 
 if __name__ == "__main__":

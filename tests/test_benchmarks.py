@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -427,34 +426,39 @@ def test_the_page_of_the_zoo_has_medians_and_worst_seeds_beside_what_is_publishe
     assert set(zoo.names()) <= set(zoo.PUBLISHED)
 
 
-def test_a_task_that_is_measured_again_replaces_its_rows_in_the_record():
+def test_a_task_that_is_measured_again_replaces_its_rows_in_the_record(tmp_path, monkeypatch):
     def rows_of(env, seconds):
         outcomes = {"ours": [solve_time.Outcome(seconds, 100.0, True)]}
         return solve_time.rows_of(solve_time.Task(env, 0.0, 1, (), ()), outcomes, {"a peer": outcomes["ours"]})
 
-    known = [*rows_of("CartPole-v1", 9.0), *rows_of("Acrobot-v1", 5.0)]
-    record_of = {
-        "rows": json.loads(json.dumps([{**asdict(row), "ratio": row.ratio} for row in known])),
-        "runs": [{"environment": "CartPole-v1", "seed": 1}, {"environment": "Acrobot-v1", "seed": 1}],
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    monkeypatch.setattr(record, "commit", lambda: "new")
+    here = {"commit": "new", "machine": record.machine()["cpu"]}
+    first = [{"environment": "CartPole-v1", "seed": 2}]
+    assert record.with_others("times", ["CartPole-v1"], "environment", [], first) == (
+        [],
+        first,
+        {"origins": {"CartPole-v1": here}},
+    ), "there is no record yet"
+    known = {name: rows_of(name, seconds) for name, seconds in (("CartPole-v1", 9.0), ("Acrobot-v1", 5.0))}
+    old = [{"environment": name, "seed": 1} for name in ("CartPole-v1", "Acrobot-v1", "Pendulum-v1")]
+    record.write(
+        "times", "a command", 1, [*known["CartPole-v1"], *known["Acrobot-v1"]], runs=old, origins={"Pendulum-v1": here}
+    )
+    document = json.loads((tmp_path / "times.json").read_text())
+    (tmp_path / "times.json").write_text(json.dumps({**document, "commit": "old", "machine": {"cpu": "CPU A"}}))
+    new = rows_of("CartPole-v1", 3.0)
+    rows, runs, more = record.with_others("times", ["CartPole-v1"], "environment", new, first)
+    assert rows == [*known["Acrobot-v1"], *new]
+    assert runs == [*old[1:], *first]
+    assert more == {
+        "origins": {
+            "CartPole-v1": here,
+            "Acrobot-v1": {"commit": "old", "machine": "CPU A"},
+            "Pendulum-v1": here,
+        },
+        "note": "The rows of Acrobot-v1 are of commit `old` on CPU A.",
     }
-    again = {"environment": "CartPole-v1", "seed": 2}
-    rows, runs = solve_time.together(rows_of("CartPole-v1", 3.0), [again], record_of)
-    assert sorted({(r.case.partition(" ")[0], r.ours) for r in rows if r.unit == "s"}) == [
-        ("Acrobot-v1", 5.0),
-        ("CartPole-v1", 3.0),
-    ]
-    assert all(row in known for row in rows if row.case.startswith("Acrobot"))
-    assert [run["seed"] for run in runs if run["environment"] == "CartPole-v1"] == [2]
-    assert len(runs) == 2
-
-
-def test_a_record_says_of_which_commit_the_tasks_are_that_it_keeps():
-    runs = [{"environment": name} for name in ("CartPole-v1", "Acrobot-v1", "Pendulum-v1")]
-    here = {"commit": "new", "machine": "CPU B"}
-    known = {"commit": "old", "machine": {"cpu": "CPU A"}, "runs": runs, "origins": {"Acrobot-v1": here}}
-    origins = {**solve_time.origins_of(known), "Pendulum-v1": here}
-    assert solve_time.note_of(origins, here) == "The rows of CartPole-v1 are of commit `old` on CPU A."
-    assert not solve_time.note_of(dict.fromkeys(origins, here), here)
 
 
 def test_a_peer_passes_by_its_greedy_returns(capsys):
