@@ -131,15 +131,15 @@ def with_others(
 ) -> tuple[list[Row], list[Document], dict[str, object]]:
     """What was measured of `tasks` now, and what the record `name` has of other tasks: rows, runs, and their origins.
 
-    `field` names the task of a run; the case of a row begins with its task. The last value is for `write`: the commit
-    and processor of each task, and a note about those that are not of now.
+    `field` names the task of a run; the case of a row contains the name of its task. The last value is for `write`: the
+    commit and processor of each task, and a note about those that are not of now.
     """
     path = RESULTS / f"{name}.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": [], "runs": []}
     here = {"commit": commit(), "machine": machine()["cpu"]}
     kept = [run for run in known["runs"] if run[field] not in tasks]
     others = dict.fromkeys(str(run[field]) for run in kept)
-    old_rows = [row_of(row) for row in known["rows"] if row["case"].startswith(tuple(others))]
+    old_rows = [row_of(row) for row in known["rows"] if any(other in row["case"] for other in others)]
     origins: dict[str, Document] = dict.fromkeys(tasks, here)
     for other in others:
         origins[other] = known.get("origins", {}).get(other) or {

@@ -31,7 +31,7 @@ import numpy as np
 
 from benchmarks.programs import environment
 from benchmarks.reaching import Curve, run_to, their_points
-from benchmarks.record import ROOT, Row, shown, write
+from benchmarks.record import ROOT, Row, shown, with_others, write
 from benchmarks.timing import options
 
 FOLDER = ROOT / "runs" / "bench-returns"
@@ -113,6 +113,12 @@ def curves_of(case: Case, seeds: Sequence[int]) -> list[list[dict[str, float]]]:
 def main() -> None:
     parser = options(__doc__, "6,000 steps of ours on the first environment, without the peer")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each side (default: 3)")
+    parser.add_argument(
+        "--only",
+        choices=[case.environment for case in CASES],
+        action="append",
+        help="these environments; the record keeps the others, and says of which commit they are",
+    )
     arguments = parser.parse_args()
     if arguments.quick:
         with tempfile.TemporaryDirectory() as scratch:
@@ -122,20 +128,22 @@ def main() -> None:
             curve = run_to(program, 1, Path(scratch), float("inf"), 3_000, EPISODES, short)
             print(f"{environment_id}: composed in {composing_s:.1f} s; {curve.summary()}")
         return
-    rows, runs = [], []
     seeds = range(1, arguments.seeds + 1)
     for case in CASES:
+        if arguments.only is not None and case.environment not in arguments.only:
+            continue
         theirs = curves_of(case, seeds)
         if not all(theirs):
-            print("Nothing is written.")
-            return
+            print(f"{case.environment}: nothing is written.")
+            continue
         goal, folder = goal_of(case, theirs), FOLDER / case.environment
         program, composing_s = composed(case.environment, folder)
         more = ("--timesteps", str(case.most))
         curves = [run_to(program, seed, folder / str(seed), goal, INTERVAL, EPISODES, more) for seed in seeds]
-        rows += shown(rows_of(case, curves, composing_s, theirs))
-        runs += [{"environment": case.environment, **curve.summary()} for curve in curves]
-    write("returns", "make bench-returns", os.cpu_count() or 1, rows, runs=runs)
+        found = shown(rows_of(case, curves, composing_s, theirs))
+        new = [{"environment": case.environment, **curve.summary()} for curve in curves]
+        rows, runs, origins = with_others("returns", [case.environment], "environment", found, new)
+        write("returns", "make bench-returns", os.cpu_count() or 1, rows, runs=runs, **origins)
 
 
 if __name__ == "__main__":
