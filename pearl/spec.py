@@ -29,6 +29,7 @@ Correction: TypeAlias = Literal["clip", "vtrace"]
 Exponent: TypeAlias = "float | Callable[[int], float]"
 Scalar: TypeAlias = "bool | int | float | str"
 VectorizationName: TypeAlias = Literal["sync", "async", "vector_entry_point", "envpool", "atari"]
+Nodes: TypeAlias = tuple[tuple[str, int], ...]  # names of nodes of a cluster, each with a number of parties
 Wrapper: TypeAlias = "Callable[..., Any] | tuple[Callable[..., Any], Mapping[str, Scalar]]"
 
 # Names of the columns of every transition, in storage order.
@@ -475,6 +476,24 @@ def _check_exponent(name: str, value: Exponent, *, schedules: bool) -> None:
     _require(fits, f"{name} must lie in [0, 4]; found {value!r}. Give a number{also}.")
 
 
+def _check_nodes(what: str, nodes: Nodes, count: int) -> None:
+    """Raise ConfigurationError unless `nodes` is empty, or gives each of `count` parties a node."""
+    pairs = all(isinstance(n, str) and type(c) is int and c > 0 for n, c in nodes)
+    _require(
+        not nodes or (pairs and len(dict(nodes)) == len(nodes) and sum(dict(nodes).values()) == count),
+        f"nodes must be pairs of a node's name and a number of {what}, each name once, with {count} {what} in all; "
+        f"found {nodes!r}.",
+    )
+
+
+def _node_of(nodes: Nodes, index: int) -> str | None:
+    for node, count in nodes:
+        if index < count:
+            return node
+        index -= count
+    return None
+
+
 @dataclass(frozen=True)
 class ActorSpec:
     """Actors: `count` processes, each stepping `envs_per_actor` copies of environment `env`.
@@ -506,7 +525,7 @@ class ActorSpec:
     timeout_s: float = 300.0
     eval_env: str | Callable[..., gym.Env[Any, Any]] | None = None
     eval_env_kwargs: Mapping[str, Scalar] | None = None
-    nodes: tuple[tuple[str, int], ...] = ()
+    nodes: Nodes = ()
 
     def __post_init__(self) -> None:
         _require(
@@ -551,13 +570,7 @@ class ActorSpec:
             _is_number(self.timeout_s) and self.timeout_s >= 0,
             f"timeout_s of actors must be a number of at least 0, in seconds, or inf; found {self.timeout_s!r}.",
         )
-        pairs = all(isinstance(n, str) and type(c) is int and c > 0 for n, c in self.nodes)
-        _require(
-            not self.nodes
-            or (pairs and len(dict(self.nodes)) == len(self.nodes) and sum(dict(self.nodes).values()) == self.count),
-            f"nodes must be pairs of a node's name and a number of actors, each name once, with {self.count} actors in "
-            f"all; found {self.nodes!r}.",
-        )
+        _check_nodes("actors", self.nodes, self.count)
 
     @property
     def env_name(self) -> str:
@@ -598,11 +611,7 @@ class ActorSpec:
 
     def node_of(self, index: int) -> str | None:
         """The name of the node of actor `index`; None: any node."""
-        for node, count in self.nodes:
-            if index < count:
-                return node
-            index -= count
-        return None
+        return _node_of(self.nodes, index)
 
     @property
     def env_count(self) -> int:
@@ -661,12 +670,17 @@ class LearnersSpec:
     `average_every` gradient steps of each (H) their parameters are averaged. `moments` says what becomes of the
     optimizers' states at an average: "keep" (each Learner keeps its own), "average" or "reset". While an average is
     made, each Learner makes `overlap` further steps, at most H; with 0 it waits.
+
+    `nodes` are names of nodes of a Ray cluster with the number of Learners for each, together `count`, in the order of
+    the Learners' ranks. The name "" is the machine of the run, whose Learners are processes there. They count where the
+    run uses Ray. Empty: Ray spreads the Learners.
     """
 
     count: int = 1
     average_every: int = 8
     moments: MomentsRule = "keep"
     overlap: int = 0
+    nodes: Nodes = ()
 
     def __post_init__(self) -> None:
         _require_whole("count of Learners", self.count, 1)
@@ -676,6 +690,16 @@ class LearnersSpec:
             self.moments in known, f"moments must be one of {', '.join(map(repr, known))}; found {self.moments!r}."
         )
         check_overlap(self.overlap, self.average_every)
+        _check_nodes("Learners", self.nodes, self.count)
+
+    def node_of(self, rank: int) -> str | None:
+        """The name of the node of Learner `rank`; None: any node."""
+        return _node_of(self.nodes, rank)
+
+    @property
+    def elsewhere(self) -> Nodes:
+        """The nodes of Learners that are not on the machine of the run."""
+        return tuple((node, count) for node, count in self.nodes if node)
 
 
 ONE_LEARNER = LearnersSpec()

@@ -14,7 +14,7 @@ from pearl.errors import QueueClosedError
 from pearl.ipc.queues import WeightSyncQueue
 from pearl.remote.actor_worker import ActorWork, Newest, RemoteActor, Reply
 from pearl.remote.bridge import PLACED_S, POLL_S, Bridge, EndedError, Relay, RemoteWords
-from pearl.remote.placing import check_nodes, on_node
+from pearl.remote.placing import on_node
 from pearl.runtime.queues import DataCollectionQueue
 
 _AHEAD = 2  # calls of one actor under way: one works while the answer of the other travels
@@ -42,8 +42,7 @@ class ActorLines:
     statistics: WeightSyncQueue | None
 
     def relays(self, bridge: Bridge) -> Sequence[Relay]:
-        """See `Work`. Raises ConfigurationError for nodes that the cluster does not have."""
-        check_nodes(bridge.ray, [line.node for line in self.lines if line.node is not None])
+        """See `Work`."""
         make = bridge.ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(
             RemoteActor
         )

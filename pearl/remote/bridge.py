@@ -25,6 +25,8 @@ from pearl.extras import import_extra
 from pearl.ipc.passing import ObjectReceiver
 from pearl.ipc.shared_buffer import SharedBuffer
 from pearl.remote.node import versions
+from pearl.remote.placing import check_nodes
+from pearl.spec import Nodes
 
 POLL_S = 0.1
 PLACED_S = 60.0  # until a node must have taken an actor, and its process must have begun
@@ -64,16 +66,30 @@ class RemoteWords:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run wants to place: each Actor takes one CPU of the cluster, each Learner one for each of its threads."""
+    """What a run wants to place: each Actor takes one CPU of the cluster, each Learner one for each of its threads.
+
+    `actor_nodes` and `learner_nodes` say where, as in `ActorSpec` and `LearnersSpec`; empty: anywhere.
+    """
 
     actors: int = 0
     learners: int = 0
     threads: int = 1
+    actor_nodes: Nodes = ()
+    learner_nodes: Nodes = ()
 
     @property
     def cpus(self) -> int:
         """CPUs of the cluster."""
         return self.actors + self.learners * self.threads
+
+    @property
+    def by_node(self) -> Mapping[str, Needs]:
+        """What each node is wanted for."""
+        actors, learners = dict(self.actor_nodes), dict(self.learner_nodes)
+        return {
+            node: Needs(actors.get(node, 0), learners.get(node, 0), self.threads)
+            for node in dict.fromkeys((*learners, *actors))
+        }
 
     def __str__(self) -> str:
         parties = [f"{count} {name}" for count, name in ((self.learners, "Learners"), (self.actors, "Actors")) if count]
@@ -111,7 +127,7 @@ def _give_up(address: str, report: Report) -> None:
 def connected(address: str, needs: Needs) -> Any:
     """The module `ray`, connected with the cluster at `address` ("local": a new one here) that can take all of `needs`.
 
-    ConfigurationError says what is wrong with the address or the cluster.
+    ConfigurationError says what is wrong with the address, the cluster or its nodes.
     """
     ray = import_extra("ray", "ray", "--ray")
     if address == LOCAL:
@@ -130,6 +146,7 @@ def connected(address: str, needs: Needs) -> Any:
             f"{needs} need {needs.cpus} CPUs in the Ray cluster, {each}; found {cpus:g}. Add nodes, or compose with "
             "fewer."
         )
+    check_nodes(ray, {node: (str(wanted), wanted.cpus) for node, wanted in needs.by_node.items()})
     return ray
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pearl.actors.actor import ActorSetup
 from pearl.actors.child_process import ChildProcess, Process
@@ -14,6 +14,7 @@ from pearl.errors import ClusterError, ConfigurationError
 from pearl.extras import require_extra
 from pearl.ipc.passing import ObjectSender
 from pearl.ipc.queues import WeightSyncQueue
+from pearl.local_sgd.group import start_here
 from pearl.local_sgd.local_learner import LearnerSetup, ProcessSetup
 from pearl.remote.actor_relay import ActorLine, ActorLines
 from pearl.remote.actor_worker import ActorWork
@@ -139,7 +140,9 @@ class RemoteProcesses:
                 "newest policy. Run it without --ray."
             )
         self._owns_bridge = isinstance(bridge, str)
-        self.bridge = RayBridge(bridge, Needs(actors=len(setups))) if isinstance(bridge, str) else bridge
+        nodes = setups[0].spec.nodes if setups else ()
+        needs = Needs(actors=len(setups), actor_nodes=nodes)
+        self.bridge = RayBridge(bridge, needs) if isinstance(bridge, str) else bridge
         count = 0 if statistics is None else statistics.weight_count
         self._lines = [
             ActorLine(
@@ -172,14 +175,21 @@ class RemoteProcesses:
 
 
 class RemoteLearners:
-    """Starts Learners on the nodes of a Ray cluster, on `threads` CPUs each; see `LearnerGroup`."""
+    """Starts Learners on the nodes of a Ray cluster, on `threads` CPUs each; see `LearnerGroup`.
 
-    def __init__(self, bridge: RayBridge, threads: int = 1) -> None:
-        self._bridge, self._threads = bridge, threads
+    `node_of` gives the node of each by its rank: None is any; "" is this machine, where it is a process as without Ray.
+    """
+
+    def __init__(
+        self, bridge: RayBridge, threads: int = 1, node_of: Callable[[int], str | None] = lambda rank: None
+    ) -> None:
+        self._bridge, self._threads, self._node_of = bridge, threads, node_of
         self._package: Package | None = None
 
-    def __call__(self, setup: LearnerSetup, shared: ProcessSetup) -> RemoteProcess:
+    def __call__(self, setup: LearnerSetup, shared: ProcessSetup) -> Process:
         """Start the Learner that `shared` stands for on this machine."""
+        if (node := self._node_of(shared.rank)) == "":
+            return start_here(setup, shared)
         name, words = f"learner-{shared.rank}", RemoteWords()
         words[RemoteWords.WANTED] = 1
         queue = shared.transitions
@@ -191,7 +201,7 @@ class RemoteLearners:
             queue.rows,
             messages_ahead(setup, queue) + queue.slots,
         )
-        self._bridge.send(LearnerLine(name, work, shared, words, self._threads))
+        self._bridge.send(LearnerLine(name, work, shared, words, self._threads, node))
         return RemoteProcess(self._bridge, name, words, 1)
 
     def _packed(self, setup: LearnerSetup) -> Package:

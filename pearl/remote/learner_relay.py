@@ -29,6 +29,7 @@ from pearl.remote.learner_worker import (
     RemoteLearner,
     Transitions,
 )
+from pearl.remote.placing import on_node
 
 _AHEAD = 2  # calls for news under way: one waits on the node while the answer of the other travels
 _MOST_BYTES = 1 << 20  # of transitions in a message, about
@@ -41,13 +42,17 @@ _NUMBER = 1  # a line has one process: its replacement gets a line of its own
 
 @dataclass(frozen=True)
 class LearnerLine:
-    """What connects one Learner's process with the host; `cpus` are those of its node that it takes."""
+    """What connects one Learner's process with the host.
+
+    `cpus` are those of its node that it takes. `node` is where it is to run; None is any node.
+    """
 
     name: str
     work: LearnerWork
     shared: ProcessSetup
     words: RemoteWords
     cpus: int
+    node: str | None = None
 
     def relays(self, bridge: Bridge) -> Sequence[Relay]:
         """See `Work`."""
@@ -102,7 +107,7 @@ class _LearnerRelay(Relay):
             scheduling_strategy="SPREAD",
             concurrency_groups=_GROUPS,
         )(RemoteLearner)
-        self._actor = make.remote()
+        self._actor = on_node(self.ray, make, self._line.node).remote()
         threads = [
             threading.Thread(target=self._guarded, args=(run,), name=f"{self.name}-{run.__name__}", daemon=True)
             for run in (self._send_averages, self._send_transitions)

@@ -1,8 +1,8 @@
-"""The nodes of a Ray cluster by their names, and Actors that are to run on one of them."""
+"""The nodes of a Ray cluster by their names, and Actors and Learners that are to run on one of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pearl.errors import ConfigurationError
@@ -25,21 +25,24 @@ def node_id(ray: Any, name: str) -> str:
                 return str(node["NodeID"])
     known = ", ".join(names_of(node)[0] for node in alive)
     raise ConfigurationError(
-        f"The program has Actors for node {name!r}, which the Ray cluster does not have; it has {known}. Start that "
-        "node, give --ray the address of its cluster, or compose again for this one."
+        f"The Ray cluster has no node {name!r}; it has {known}. Start that node, give --ray the address of its "
+        "cluster, or compose again for this one."
     )
 
 
-def check_nodes(ray: Any, names: Sequence[str]) -> None:
-    """Raise ConfigurationError unless the cluster has the nodes in `names`, each with a CPU for every mention."""
+def check_nodes(ray: Any, wanted: Mapping[str, tuple[str, int]]) -> None:
+    """Raise ConfigurationError unless the cluster has each node, with so many CPUs for what the program has there."""
     cpus = {node["NodeID"]: float(node["Resources"].get("CPU", 0.0)) for node in ray.nodes() if node["Alive"]}
-    for name in dict.fromkeys(names):
-        wanted, found = names.count(name), cpus.get(node_id(ray, name), 0.0)
-        if found < wanted:
+    for name, (what, count) in wanted.items():
+        where = f"node {name!r}" if name else "this machine"
+        try:
+            found = cpus.get(node_id(ray, name), 0.0)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"The program has {what} for {where}. {error}") from None
+        if found < count:
             raise ConfigurationError(
-                f"The program has {wanted} Actors for {f'node {name!r}' if name else 'this machine'}, which has "
-                f"{found:g} CPUs in the Ray cluster. Start it with more (ray start --num-cpus), or compose again for "
-                "this cluster."
+                f"The program has {what} for {where}, which has {found:g} CPUs in the Ray cluster, not {count}. Start "
+                "it with more (ray start --num-cpus), or compose again for this cluster."
             )
 
 

@@ -86,7 +86,8 @@ class LearnersSession(Session):
     def make_learners(self, learner: Callable[..., Learner], **arguments: Any) -> LearnerProcesses:
         """The Learners' processes, which `launch` starts; each makes a `learner(trainer, **arguments)`.
 
-        With --ray they run on the nodes of the cluster, as the Actors do.
+        With --ray they run on the nodes of the cluster, as the Actors do; those of `LearnersSpec.nodes` that are on
+        this machine run here all the same.
         """
         spec, train, threads = self.learners_spec, self.train, int(arguments.get("threads", 1))
         start: Callable[[LearnerSetup, ProcessSetup], Process] = start_here
@@ -95,9 +96,11 @@ class LearnersSession(Session):
             from pearl.remote.bridge import Needs
             from pearl.remote.group import RayBridge, RemoteLearners, most_remote_deaths
 
-            self._bridge = RayBridge(self.options.ray, Needs(self.actors.count, spec.count, threads))
+            remote = sum(dict(spec.elsewhere).values()) if spec.nodes else spec.count
+            needs = Needs(self.actors.count, remote, threads, self.actors.nodes, spec.elsewhere)
+            self._bridge = RayBridge(self.options.ray, needs)
             self._supervisor.close_last(self._bridge)
-            start = RemoteLearners(self._bridge, threads)
+            start = RemoteLearners(self._bridge, threads, spec.node_of)
             most_deaths = most_remote_deaths(spec.count)
         make = functools.partial(
             make_trainer,
