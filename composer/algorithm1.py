@@ -84,6 +84,7 @@ def place(
     learners: LearnersSpec = ONE_LEARNER,
     average_us: float = 0.0,
     stretch: float = 1.0,
+    core_speed: float = 1.0,
 ) -> Placement:
     """Run PEARL's Algorithm 1 on `matrix`.
 
@@ -111,8 +112,9 @@ def place(
 
     With several `learners`, an iteration is a step of each on its part of `batch_size`; the times of `matrix` are those
     of one of them, and `average_us` those of an average, of which an iteration has the share 1 / H (thesis Eq. 5.6,
-    without its bandwidths: parameters stay in one memory). A step of one takes `stretch` times as long as alone, with
-    the wait for the slowest. Only the host's CPU takes several Learners.
+    where `average_us` has what the network takes). A step of one takes `stretch` times as long as alone, with the wait
+    for the slowest. Only CPUs take several Learners: the host's, and those of nodes like it, whose slowest core is
+    `core_speed` times as fast.
 
     Raises PlacementError where no pair is possible, ConfigurationError for an unknown metric, and for a missing
     active_watts where power counts.
@@ -133,6 +135,7 @@ def place(
         learners,
         average_us,
         stretch,
+        core_speed,
     )
     for name, value in (
         ("batch_size", batch_size),
@@ -202,6 +205,7 @@ class _Search:
     learners: LearnersSpec
     average_us: float
     stretch: float
+    core_speed: float
 
     def pairs(self) -> tuple[list[Candidate], list[Impossible]]:
         """Every pair in the order of the matrix: the possible ones with their cost, the others with the reason."""
@@ -252,13 +256,13 @@ class _Search:
         pair_gather = None if pair is None else pair.gather
         storage = self._storage(learner_device=j, host=host, replay_device=i, pair_gather=pair_gather)
         terms = IterationTerms(
-            sample_us=replay.sample.value_us,
+            sample_us=replay.sample.value_us / self.core_speed,
             sample_transfer_us=0.0 if joined else to_learner.transfer_us(batch_message),
-            insert_us=replay.insert.value_us,
+            insert_us=replay.insert.value_us / self.core_speed,
             insert_transfer_us=self.platform.link(host, i).transfer_us(insert_message),
-            learner_us=learner.step.value_us,
+            learner_us=learner.step.value_us / self.core_speed,
             priority_transfer_us=0.0 if joined else self.platform.link(j, i).transfer_us(batch_message),
-            update_us=replay.update.value_us,
+            update_us=replay.update.value_us / self.core_speed,
             messages_us=self.messages_us if i != j else 0.0,
             replay_transfer_us=self._there_and_back_us(i, host, batch_message) if host in to_learner.hops[1:] else 0.0,
             delay=self.delay if i != j else 0,
@@ -347,7 +351,8 @@ class _Search:
         gather_us, store_us = self._storage_us(name, batch_bytes)
         if pair_gather is not None and name == learner_device:
             gather_us = pair_gather.value_us
-        return StorageOption(name, traffic, moving, float(crossing), gather_us, store_us)
+        speed = self.core_speed
+        return StorageOption(name, traffic, moving, float(crossing), gather_us / speed, store_us / speed)
 
     def _storage_failed(self, name: str) -> bool:
         """Whether the matrix says why the device has no Data Storage."""

@@ -1,10 +1,11 @@
-"""Reads the nodes of a Ray cluster, and measures the connections between them and the host."""
+"""Reads the nodes of a Ray cluster, and measures their cores and the connections between them and the host."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import json
+import math
 import os
 import tempfile
 import threading
@@ -31,6 +32,7 @@ _LONGEST_S = 300.0  # of everything
 _ROUND_TRIPS, _TRANSFERS = 100, 5
 _NBYTES = 8 << 20  # of a transfer
 _WARM_UP = 2
+_REPEATS, _LOOP, _PRODUCTS, _SIZE = 15, 20_000, 50, 48  # of the work that compares cores; one thread multiplies so few
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +40,8 @@ class MeasuredNode:
     """A node of a cluster by all its names: its cores, and its connection with this process.
 
     `latency_us` is half of a round trip of an empty message, `bandwidth_gbps` that of arrays from the node to here.
-    `is_here`: it is the node of this process, without a connection.
+    `is_here`: it is the node of this process, without a connection. `speed` is how fast a core is compared with one
+    here: the geometric mean of the ratios for a loop in Python and for small products of NumPy.
     """
 
     names: tuple[str, ...]
@@ -46,6 +49,7 @@ class MeasuredNode:
     is_here: bool
     latency_us: float = 0.0
     bandwidth_gbps: float = 0.0
+    speed: float = 1.0
 
     @property
     def name(self) -> str:
@@ -101,11 +105,13 @@ def joined(
                 f"Node {device.node} of the Ray cluster has {measured.cores} CPUs; the device CSV states "
                 f"{device.cores} cores of {device.name}. Correct the cell, or start the node with more (--num-cpus)."
             )
+        if device.speed is None:
+            device = dataclasses.replace(device, speed=float(f"{measured.speed:.3g}"))
         if link is None:
             link = Connection(platform.host.name, device.name, measured.latency_us, measured.bandwidth_gbps)
         report(
-            f"node {device.node}: {device.cores} cores, {link.latency_us:,.0f} us and {link.bandwidth_gbps:.3g} GB/s "
-            "from here"
+            f"node {device.node}: {device.cores} cores of {device.speed:g} times the speed of these, "
+            f"{link.latency_us:,.0f} us and {link.bandwidth_gbps:.3g} GB/s from here"
         )
         joined_nodes.append(Node(device, link))
     return dataclasses.replace(platform, nodes=tuple(joined_nodes))
@@ -161,22 +167,22 @@ def _give_up(address: str, report: Report) -> None:
 
 
 def _nodes(ray: Any) -> list[MeasuredNode]:
-    here = ray.get_runtime_context().get_node_id()
+    here, echo = ray.get_runtime_context().get_node_id(), _echo()
+    own_s = echo(0).work_s()
     found = []
     for row in ray.nodes():
         if not row["Alive"]:
             continue
         cores = int(row["Resources"].get("CPU", 0))
-        link = (0.0, 0.0) if row["NodeID"] == here or not cores else _link(ray, row)
-        found.append(MeasuredNode(names_of(row), cores, row["NodeID"] == here, *link))
+        measured = (0.0, 0.0, 1.0) if row["NodeID"] == here or not cores else _measured(ray, row, echo, own_s)
+        found.append(MeasuredNode(names_of(row), cores, row["NodeID"] == here, *measured))
     return sorted(found, key=lambda node: node.names)
 
 
-def _link(ray: Any, row: Any) -> tuple[float, float]:
-    """Latency in microseconds and bandwidth in GB/s of messages of an actor on the node."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+def _echo() -> Any:
+    """The class of the actors that are measured; pickled by value: the node need not have this module."""
 
-    class Echo:  # pickled by value: the node need not have this module
+    class Echo:
         def __init__(self, nbytes: int) -> None:
             self._array = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
 
@@ -186,11 +192,33 @@ def _link(ray: Any, row: Any) -> tuple[float, float]:
         def array(self) -> np.ndarray:
             return self._array
 
+        def work_s(self) -> tuple[float, float]:
+            """Seconds of some work in Python, and of some in NumPy: medians."""
+            x = np.full((_SIZE, _SIZE), 1 / _SIZE, np.float32)
+            found: list[tuple[float, float]] = []
+            for _ in range(_REPEATS):
+                start = time.perf_counter()
+                sum(i * i for i in range(_LOOP))
+                between = time.perf_counter()
+                for _ in range(_PRODUCTS):
+                    np.matmul(x, x)
+                found.append((between - start, time.perf_counter() - between))
+            loop_s, products_s = np.median(found, axis=0)
+            return float(loop_s), float(products_s)
+
+    return Echo
+
+
+def _measured(ray: Any, row: Any, echo: Any, own_s: tuple[float, float]) -> tuple[float, float, float]:
+    """Latency in microseconds and bandwidth in GB/s of messages of an actor on the node, and the speed of its core."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
     strategy = NodeAffinitySchedulingStrategy(row["NodeID"], soft=False)
-    actor = ray.remote(num_cpus=0, max_restarts=0, scheduling_strategy=strategy)(Echo).remote(_NBYTES)
+    actor = ray.remote(num_cpus=0, max_restarts=0, scheduling_strategy=strategy)(echo).remote(_NBYTES)
     try:
         round_trips = [_seconds(ray, actor.nothing) for _ in range(_ROUND_TRIPS)][_WARM_UP:]
         transfers = [_seconds(ray, actor.array) for _ in range(_WARM_UP + _TRANSFERS)][_WARM_UP:]
+        work_s = ray.get(actor.work_s.remote(), timeout=_PATIENCE_S)
     except ray.exceptions.RayError as error:
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ConfigurationError(f"Node {names_of(row)[0]} of the Ray cluster does not answer: {reason}.") from None
@@ -198,7 +226,8 @@ def _link(ray: Any, row: Any) -> tuple[float, float]:
         ray.kill(actor, no_restart=True)
     round_trip_s = float(np.median(round_trips))
     transfer_s = max(float(np.median(transfers)) - round_trip_s, 1e-6)
-    return round_trip_s / 2 * 1e6, _NBYTES / transfer_s / 1e9
+    speed = math.sqrt(own_s[0] / work_s[0] * own_s[1] / work_s[1])
+    return round_trip_s / 2 * 1e6, _NBYTES / transfer_s / 1e9, speed
 
 
 def _seconds(ray: Any, call: Any) -> float:

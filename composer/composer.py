@@ -21,7 +21,6 @@ import gymnasium as gym
 import numpy as np
 
 from composer.absent import check_absent, unlike_measured
-from composer.actor_nodes import ActorNode, spread
 from composer.algorithm1 import parse_metric, place, watts_missing
 from composer.calibrated_machine import discovered_before, machine_of
 from composer.calibration import CalibrationStore
@@ -31,9 +30,18 @@ from composer.codegen.python_source import literal
 from composer.composition import ChosenSetting, Composition, RolloutComposition
 from composer.edited import check_edited
 from composer.evidence import MatrixAt, all_modelled, gather_evidence
-from composer.learners import check_host, check_learners, refuse_learners, refuse_two_searches, stated_learners
+from composer.learner_nodes import LearnersModel
+from composer.learners import (
+    check_host,
+    check_learners,
+    refuse_learners,
+    refuse_two_searches,
+    stated_learners,
+    stated_nodes,
+)
 from composer.learners_prediction import LearnersPredictions
 from composer.matrix import AssignmentMatrix, Candidacy, LearnerCell, PairCell
+from composer.nodes import NodeShare, spread
 from composer.on_policy.composition import (
     ComposedRollouts,
     Profiled,
@@ -176,7 +184,8 @@ class Composer:
         self._matrix: AssignmentMatrix | None = None
         self._placement: Placement | None = None
         self._edited: Placement | None = None
-        self._actor_nodes: tuple[ActorNode, ...] = ()
+        self._nodes: tuple[NodeShare, ...] = ()
+        self._learner_threads = 1  # on nodes
         self._problem: Problem | None = None
         self._extract: Callable[[], tuple[NetworkSpec, ...]] = tuple
         self._on_policy: ComposedRollouts | None = None
@@ -195,12 +204,13 @@ class Composer:
         self._connection_file = _path("set_connection_file", path)
 
     def set_cluster(self, address: str, nodes: Sequence[str] | None = None) -> None:
-        """A Ray cluster on whose nodes the Actors run (docs/remote_actors.md): "auto", or "host:port".
+        """A Ray cluster on whose nodes Actors and several Learners run (docs/remote_actors.md): "auto", or "host:port".
 
         `run` connects to it, measures latency and bandwidth between this machine and its other nodes, all or those
-        that `nodes` names, and gives each a part of the Actors, by its cores and by what its connection carries. Start
-        the program with --ray and the address. Rows of the device CSV with a `node` need no address if the connection
-        CSV has rows for them. Raises ConfigurationError for names that are no list.
+        that `nodes` names, and the speed of their cores. It puts Learners where they train most, and gives each node a
+        part of the Actors, by its cores and by what its connection carries. Start the program with --ray and the
+        address. Rows of the device CSV with a `node` need no address if the connection CSV has rows for them. Raises
+        ConfigurationError for names that are no list.
         """
         if not isinstance(address, str) or not address:
             raise ConfigurationError(f'set_cluster takes an address, "auto" or "host:port"; found {address!r}.')
@@ -380,13 +390,16 @@ class Composer:
         average_every: int | str = LearnersSpec.average_every,
         moments: MomentsRule = LearnersSpec.moments,
         overlap: int = LearnersSpec.overlap,
+        nodes: Mapping[str, int] | None = None,
     ) -> None:
         """Train with `count` Learners in processes of their own, which average their parameters (docs/local_sgd.md).
 
         Each has its part of every batch, and of the replay a bank. `average_every` are the gradient steps of each
         between two averages (H). `moments` of the optimizers are each Learner's own ("keep"), averaged ("average"), or
         reset at an average ("reset"). While an average is made, each Learner makes `overlap` further steps, at most H;
-        with 0 it waits. `count` 1 is the program of one Learner.
+        with 0 it waits. `count` 1 is the program of one Learner. `nodes` says how many of a stated `count` run on each
+        node of a cluster ("": this machine); without it, the composer puts them where they train most, if it has a
+        cluster (`set_cluster`, or devices with a node).
 
         Either number may be "auto": `run` then measures 2, 4, 8, ... Learners, as far as cores, batch and replay
         allow, and takes the fastest, with the shortest interval that is nearly as fast; one Learner, where several
@@ -394,8 +407,9 @@ class Composer:
         for a value that `LearnersSpec` refuses; `run` names what a stated count of several Learners cannot do.
         """
         numbers, auto = stated_learners(count, average_every, overlap)
+        places = stated_nodes(nodes, count)
         self._auto_learners = auto
-        self._learners = self._stated_learners = LearnersSpec(**numbers, moments=moments, overlap=overlap)
+        self._learners = self._stated_learners = LearnersSpec(**numbers, moments=moments, overlap=overlap, nodes=places)
 
     def set_rollout(self, **settings: Any) -> None:
         """Override fields of `RolloutSpec` for on-policy training: horizon, epochs, gae_lambda, policy_lag, ...
@@ -877,33 +891,43 @@ class Composer:
                 self._compose(profiler, budget)
             return profiler
 
-        self._learners = self._stated_learners
+        self._learners, self._learner_threads = self._stated_learners, 1
         self._set_found(start_of(self._auto))  # a composer that runs again searches as it did before
         self._ratio_reason = None
         if REPLAY_RATIO in self._auto:
             self._training.pop(REPLAY_RATIO, None)
         if self._auto_learners:
-            return self._with_learners(compose, budget)
+            return self._with_learners(compose(dataclasses.replace(budget, seconds=0.0)), compose, budget)
         profiler = compose()
+        if self._learners.count > 1 and self.platform.nodes:
+            return self._with_learners(profiler, compose, budget)
         if self._auto and self._tune(profiler.store, budget):
             return compose()
         return profiler
 
-    def _with_learners(self, compose: Callable[[Budget], Profiler], budget: Budget) -> Profiler:
-        """Compose with as many Learners as are fastest, by measurements of their parts; the last profiler."""
-        profiler = compose(dataclasses.replace(budget, seconds=0.0))
+    def _with_learners(self, profiler: Profiler, compose: Callable[[Budget], Profiler], budget: Budget) -> Profiler:
+        """Compose with as many Learners as are fastest, where they are, by measurements of their parts.
+
+        `profiler` is that of the present composition. Returns the last profiler.
+        """
         predictions = self._predictions(profiler)
         choice = predictions.choice(self._stated_learners, self._auto_learners, self._timesteps)
         self._say(f"Learners: {choice.reason}")
-        chosen = self._stated_learners
+        chosen, threads = self._stated_learners, self._learner_threads
         if choice.count > 1:
             every = choice.average_every
             chosen = dataclasses.replace(
-                chosen, count=choice.count, average_every=every, overlap=min(chosen.overlap, every)
+                chosen,
+                count=choice.count,
+                average_every=every,
+                overlap=min(chosen.overlap, every),
+                nodes=choice.nodes,
             )
+            threads = predictions.threads(choice.count)
         misses, hits = profiler.misses + predictions.misses, profiler.hits
-        if chosen != self._learners or (choice.count == 1 and budget.seconds):
-            self._learners = chosen
+        has_changed = (chosen, threads) != (self._learners, self._learner_threads)
+        if has_changed or (choice.count == 1 and budget.seconds):
+            self._learners, self._learner_threads = chosen, threads
             profiler = compose(budget)
             profiler.misses, profiler.hits = profiler.misses + misses, hits
         else:
@@ -942,7 +966,7 @@ class Composer:
         evidence = gather_evidence(decide, placement, matrix, profiler.platform, rule, self._matrix_at(profiler.store))
         reason = self._ratio_reason
         self._placement = dataclasses.replace(
-            placement, evidence=evidence, replay_ratio_reason=reason, actor_nodes=self._actor_nodes
+            placement, evidence=evidence, replay_ratio_reason=reason, nodes=self._nodes
         )
 
     def _place(
@@ -1003,7 +1027,6 @@ class Composer:
     ) -> tuple[Callable[..., Placement], StorageRule]:
         """`place` for this problem, or another, and the rule for the Data Storage that it follows."""
         problem, platform = problem or _made(self._problem, "problem"), profiler.platform
-        several = profiler.side_by_side(matrix)
         devices = {device.name: device for device in platform.devices}
         rule = StorageRule(devices, platform.host.name, problem.replay, problem.transition.nbytes)
         decide = functools.partial(
@@ -1019,10 +1042,17 @@ class Composer:
             replay_ratio=problem.train.replay_ratio,
             priority_update_delay=problem.train.priority_update_delay,
             learners=problem.learners,
-            average_us=0.0 if several is None else several.waited_us(problem.learners),
-            stretch=1.0 if several is None else several.stretch(problem.learners),
         )
-        return decide, rule
+        return functools.partial(decide, **self._of_several(profiler, matrix, problem)), rule
+
+    def _of_several(self, profiler: Profiler, matrix: AssignmentMatrix, problem: Problem) -> Mapping[str, Any]:
+        """What `place` is told of several Learners: nothing of one."""
+        several, pair, spec = profiler.side_by_side(matrix), profiler.fastest_pair(matrix), problem.learners
+        if several is None or pair is None:
+            return {}
+        if spec.nodes and self._nodes:
+            return LearnersModel.of(problem, profiler, several, pair).arguments(spec, self._nodes)
+        return {"average_us": several.waited_us(spec), "stretch": several.stretch(spec)}
 
     def _discover(self, store: CalibrationStore, *, thorough: bool) -> Platform:
         """Devices and connections of this machine; bandwidths that an earlier run measured are not measured again.
@@ -1102,21 +1132,37 @@ class Composer:
     def _on_nodes(
         self, problem: Problem, profiler: Callable[[Problem], ProfilingContext], platform: Platform
     ) -> Problem:
-        """The problem with its Actors on the nodes of the platform, if it has any."""
-        self._actor_nodes = ()
+        """The problem with its Actors and Learners on the nodes of the platform, if it has any."""
+        self._nodes = ()
+        spec = problem.learners
         if not platform.nodes:
-            return problem
+            if spec.elsewhere:
+                raise ConfigurationError(
+                    f"{spec.count} Learners are to be on nodes ({', '.join(node for node, _ in spec.elsewhere)}), and "
+                    "no cluster is known. Call set_cluster (cluster in [platform]), or give the device CSV rows with a "
+                    "node; or leave nodes out."
+                )
+            return dataclasses.replace(problem, learners=dataclasses.replace(spec, nodes=()))
         if unsuited := [name for name in _ACTOR_FIELDS if name in self._auto]:
             raise ConfigurationError(
                 f'{unsuited[0]} cannot be "auto" with Actors on other nodes: the search tries programs on this '
                 "machine. State a number."
             )
-        here = min(problem.actors.count, platform.host.cores or 1)
-        self._actor_nodes = spread(problem, platform, profiler(problem).collection_us * here)
-        nodes = tuple((found.node, found.actors) for found in self._actor_nodes if found.actors)
-        for found in self._actor_nodes:
-            self._say(f"{found.actors} Actor(s) on {found.node or 'this machine'}: {found.why}")
-        return dataclasses.replace(problem, actors=dataclasses.replace(problem.actors, nodes=nodes))
+        threads = self._learner_threads
+        self._nodes = spread(problem, platform, profiler(problem).transition_us, threads)
+        nodes = tuple((found.node, found.actors) for found in self._nodes if found.actors)
+        if spec.nodes:  # in the order of the placement, as ranks follow it
+            places = tuple((found.node, found.learners) for found in self._nodes if found.learners)
+            spec = dataclasses.replace(spec, nodes=places)
+        for found in self._nodes:
+            learners = f"{found.learners} Learner(s) and " if spec.count > 1 else ""
+            self._say(f"{learners}{found.actors} Actor(s) on {found.node or 'this machine'}: {found.why}")
+        return dataclasses.replace(
+            problem,
+            actors=dataclasses.replace(problem.actors, nodes=nodes),
+            learners=spec,
+            most_threads=threads if spec.nodes else 0,
+        )
 
     def _chosen(
         self,

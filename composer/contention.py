@@ -17,19 +17,22 @@ class CoreSharing:
     `collect_us` is the time that the Actors need, on cores of their own, to collect the transitions for one iteration
     of the Learner. Actors that are faster wait for the Learner. Infinity: they never wait.
 
-    Several `learners` make their steps side by side, and an iteration is a step of each.
+    Several `learners` make their steps side by side, and an iteration is a step of each. `limit` is the most threads
+    of one where other nodes have fewer cores; 0: none.
     """
 
     cores: int
     actors: int
     collect_us: float
     learners: int = 1
+    limit: int = 0
 
     @property
     def most_threads(self) -> int:
         """The most threads for a Learner: all cores where Actors wait for it, else the cores without an Actor."""
         cores = self.cores - self.actors if math.isinf(self.collect_us) else self.cores
-        return max(1, cores // self.learners)
+        most = max(1, cores // self.learners)
+        return min(most, self.limit) if self.limit else most
 
     def iteration_us(self, step_us: float, threads: int) -> float:
         """Microseconds of one iteration; a step without Actors takes `step_us` on `threads` threads.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pearl.errors import ConfigurationError, PearlError
+from pearl.spec import Nodes
 
 INTERVALS = (1, 4, 8, 16, 32)
 NEAR = 1.05  # intervals that are not this much faster are not told from noise: the shorter one keeps Learners closer
@@ -24,8 +25,9 @@ class LearnersCandidate:
     """`count` Learners that average after every `average_every` steps (0: one Learner, which does not average).
 
     `eps` are experiences trained per second, as placements predict them; `overall_eps` are those with all waiting for
-    the Actors included. `average_us` is an iteration's share of an average, `waiting_us` what else it takes longer
-    than that of a Learner that trains alone.
+    the Actors included. `average_us` is an iteration's share of an average, of which `network_us` are on connections,
+    if nobody trains meanwhile. `waiting_us` is what else it takes longer than that of a Learner that trains alone.
+    `nodes` are those of the Learners (`LearnersSpec`); empty: all are on the host.
     """
 
     count: int
@@ -34,6 +36,13 @@ class LearnersCandidate:
     overall_eps: float
     average_us: float = 0.0
     waiting_us: float = 0.0
+    network_us: float = 0.0
+    nodes: Nodes = ()
+
+    @property
+    def where(self) -> str:
+        """Its nodes, in words."""
+        return ", ".join(f"{count} on {node}" if node else f"{count} here" for node, count in self.nodes) or "here"
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.average_every < 0 or not 0 < self.overall_eps <= self.eps < math.inf:
@@ -48,6 +57,7 @@ class LearnersChoice:
     """The chosen `count` of Learners and `average_every`, what they were chosen from, and why.
 
     `left_out` says why other counts are not among the candidates, `bound` which intervals were allowed and why.
+    `elsewhere` are as many Learners with the same interval on other `nodes`.
     """
 
     count: int
@@ -56,6 +66,8 @@ class LearnersChoice:
     left_out: tuple[str, ...]
     bound: str
     reason: str
+    nodes: Nodes = ()
+    elsewhere: tuple[LearnersCandidate, ...] = ()
 
     def __post_init__(self) -> None:
         self.chosen  # noqa: B018  # refuse a document without it
@@ -64,7 +76,8 @@ class LearnersChoice:
     def chosen(self) -> LearnersCandidate:
         """The choice, one of the candidates."""
         for candidate in self.candidates:
-            if (candidate.count, candidate.average_every) == (self.count, self.average_every):
+            found = candidate.count, candidate.average_every, candidate.nodes
+            if found == (self.count, self.average_every, self.nodes):
                 return candidate
         raise ConfigurationError(
             f"The choice of {self.count} Learners with average_every {self.average_every} is not one of its candidates."
@@ -77,9 +90,8 @@ class LearnersChoice:
         ratio = candidate.overall_eps / self.chosen.overall_eps
         if ratio <= 1:
             return f"{1 / ratio:.2f}x slower"
-        return (
-            f"{ratio:.2f}x faster, too little for {'more steps' if candidate.count == self.count else 'more Learners'}"
-        )
+        costs = "more steps" if candidate.average_every != self.average_every else "more nodes"
+        return f"{ratio:.2f}x faster, too little for {costs if candidate.count == self.count else 'more Learners'}"
 
 
 @dataclass(frozen=True)
@@ -156,7 +168,9 @@ def choose_learners(
     chosen = next(candidate for candidate in of_count if candidate.overall_eps * NEAR >= fastest.overall_eps)
     reason = _reason(chosen, candidates, one, reasons)
     bound = intervals.text if every is None else f"H = {every} is stated"
-    return LearnersChoice(chosen.count, chosen.average_every, tuple(candidates), tuple(reasons), bound, reason)
+    return LearnersChoice(
+        chosen.count, chosen.average_every, tuple(candidates), tuple(reasons), bound, reason, chosen.nodes
+    )
 
 
 def _reason(
@@ -183,6 +197,8 @@ def _reason(
     why = f"{chosen.count} Learners"
     if one is not None:
         why += f" train {chosen.overall_eps / one.overall_eps:.2f} times as many experiences as one"
+    if chosen.nodes:
+        why += f", {chosen.where}"
     why += f"; H = {chosen.average_every}"
     if len(same) > 1:
         gain = fastest.overall_eps / chosen.overall_eps - 1

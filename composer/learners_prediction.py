@@ -6,8 +6,10 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+from composer.learner_nodes import LearnersModel, layouts
 from composer.learners import ON_HOST_ONLY, check_host, check_learners, runs_several
 from composer.learners_choice import (
+    NEAR,
     Intervals,
     LearnersCandidate,
     LearnersChoice,
@@ -15,6 +17,7 @@ from composer.learners_choice import (
     choose_learners,
 )
 from composer.matrix import AssignmentMatrix, LearnerCell, PairCell
+from composer.nodes import spread
 from composer.placement import Placement
 from composer.platform import Platform
 from composer.problem import Problem
@@ -44,12 +47,15 @@ class LearnersPredictions:
     ) -> None:
         self._problem, self._profiler, self._matrix, self._placement = problem, profiler, matrix, placement
         self._profiled = profiled
+        self._predicted: dict[tuple[int, int], list[LearnersCandidate]] = {}
+        self._threads: dict[int, int] = {}
         self.misses = 0
 
     def choice(self, stated: LearnersSpec, auto: tuple[str, ...], timesteps: int | None) -> LearnersChoice:
-        """The best of what `auto` leaves open ("count", "average_every"), in a run of so many environment steps.
+        """The best of what is left open, in a run of so many environment steps.
 
-        Raises PearlError where a stated count is not possible.
+        `auto` names what is: "count", "average_every"; and the nodes, if there are some and none are stated. Raises
+        PearlError where a stated count is not possible.
         """
         intervals = Intervals(self._gradient_steps(timesteps or USUAL_TIMESTEPS))
         every = None if "average_every" in auto else stated.average_every
@@ -58,18 +64,32 @@ class LearnersPredictions:
             return self._predict(dataclasses.replace(stated, count=count))
 
         if "count" not in auto:
-            return choose_learners((stated.count,), intervals, predict, every=every)
-        host = self._profiler.platform.host
-        cores = host.cores or 1
+            return self._with_others(choose_learners((stated.count,), intervals, predict, every=every))
+        platform = self._profiler.platform
+        cores = (platform.host.cores or 1) + sum(node.device.cores or 0 for node in platform.nodes)
         counts = [2**power for power in range(1, cores.bit_length()) if 2**power <= cores]
-        return choose_learners(
+        where = f"{platform.host.name} and its nodes have" if platform.nodes else f"{platform.host.name} has"
+        choice = choose_learners(
             counts,
             intervals,
             predict,
-            one=self._candidate(self._placement, self._profiler, self._matrix),
+            one=self._candidate(
+                self._placement,
+                max(self._placement.t_itr_us, _with_actors_us(self._placement, self._profiler, self._matrix)),
+            ),
             every=every,
-            left_out=[f"more than {max(counts, default=1)} Learner(s): {host.name} has {cores} core(s)"],
+            left_out=[f"more than {max(counts, default=1)} Learner(s): {where} {cores} core(s)"],
         )
+        return self._with_others(choice)
+
+    def _with_others(self, choice: LearnersChoice) -> LearnersChoice:
+        """The choice with what was predicted of the same on other nodes."""
+        same = self._predicted.get((choice.count, choice.average_every), ())
+        return dataclasses.replace(choice, elsewhere=tuple(one for one in same if one.nodes != choice.nodes))
+
+    def threads(self, count: int) -> int:
+        """Threads of each of `count` Learners, as they were predicted."""
+        return self._threads.get(count, 1)
 
     def _gradient_steps(self, timesteps: int) -> float:
         train = self._problem.train
@@ -77,7 +97,8 @@ class LearnersPredictions:
 
     def _predict(self, learners: LearnersSpec) -> PredictAt:
         """Measure so many Learners; `average_every` is stated afterwards."""
-        platform, problem = self._profiler.platform, dataclasses.replace(self._problem, learners=learners)
+        platform, most_threads = self._profiler.platform, _most_threads(learners, self._profiler.platform)
+        problem = dataclasses.replace(self._problem, learners=learners, most_threads=most_threads)
         host = platform.host
         check_host(host, problem.implementation)
         check_learners(problem, self._profiler.probe, ())
@@ -87,13 +108,16 @@ class LearnersPredictions:
         # Nothing else can take several, so nothing else is measured.
         own = tuple(link for link in platform.connections if link.source == link.target == host.name)
         problem = dataclasses.replace(problem, implementation=fastest.learner.implementation)
-        profiler, matrix, decide = self._profiled(problem, Platform((host,), own))
+        profiler, matrix, decide = self._profiled(problem, Platform((host,), own, platform.nodes))
         self.misses += profiler.misses
-        several = profiler.side_by_side(matrix)
+        several, pair = profiler.side_by_side(matrix), profiler.fastest_pair(matrix)
         assert several is not None, "the matrix has the pair that was forced"
+        assert pair is not None
+        if platform.nodes:
+            return self._on_nodes(problem, LearnersModel.of(problem, profiler, several, pair), matrix, decide)
 
         def at(every: int) -> LearnersCandidate:
-            spec = dataclasses.replace(learners, average_every=every, overlap=min(learners.overlap, every))
+            spec = _averaging(learners, every)
             placement = decide(
                 matrix,
                 profiler.platform,
@@ -101,13 +125,48 @@ class LearnersPredictions:
                 average_us=several.waited_us(spec),
                 stretch=several.stretch(spec),
             )
-            return self._candidate(placement, profiler, matrix)
+            paced_us = max(placement.t_itr_us, _with_actors_us(placement, profiler, matrix))
+            return self._candidate(placement, paced_us)
 
         return at
 
-    def _candidate(self, placement: Placement, profiler: Profiler, matrix: AssignmentMatrix) -> LearnersCandidate:
+    def _on_nodes(
+        self, problem: Problem, model: LearnersModel, matrix: AssignmentMatrix, decide: Callable[..., Placement]
+    ) -> PredictAt:
+        """Predict the Learners on each of some layouts; raises what is wrong with the last if none has room."""
+        platform, threads = self._profiler.platform, model.pair.learner.threads
+        count = problem.learners.count
+        self._threads[count] = threads
+        found, error = [], None
+        for nodes in [problem.learners.nodes] if problem.learners.nodes else layouts(count, threads, platform):
+            placed = dataclasses.replace(problem, learners=dataclasses.replace(problem.learners, nodes=nodes))
+            try:
+                found.append((nodes, spread(placed, platform, model.transition_us, threads)))
+            except ConfigurationError as no_room:
+                error = no_room
+        if not found:
+            assert error is not None
+            raise error
+
+        def at(every: int) -> LearnersCandidate:
+            candidates = []
+            for nodes, shares in found:
+                spec = _averaging(dataclasses.replace(problem.learners, nodes=nodes), every)
+                placement = decide(matrix, platform, learners=spec, **model.arguments(spec, shares))
+                candidate = self._candidate(placement, max(placement.t_itr_us, model.pace_us(spec, shares)))
+                candidates.append(
+                    dataclasses.replace(candidate, nodes=nodes, network_us=model.network_us(shares) / every)
+                )
+            self._predicted[count, every] = candidates
+            fastest = max(candidate.overall_eps for candidate in candidates)
+            return next(candidate for candidate in candidates if candidate.overall_eps * NEAR >= fastest)
+
+        return at
+
+    @staticmethod
+    def _candidate(placement: Placement, paced_us: float) -> LearnersCandidate:
+        """`paced_us`: an iteration with the wait for transitions, and for the cores that Actors need."""
         terms = placement.terms
-        paced_us = max(placement.t_itr_us, _with_actors_us(placement, profiler, matrix))
         return LearnersCandidate(
             placement.learner_count,
             placement.average_every,
@@ -116,6 +175,16 @@ class LearnersPredictions:
             terms.average_us,
             terms.waiting_us,
         )
+
+
+def _averaging(learners: LearnersSpec, every: int) -> LearnersSpec:
+    return dataclasses.replace(learners, average_every=every, overlap=min(learners.overlap, every))
+
+
+def _most_threads(learners: LearnersSpec, platform: Platform) -> int:
+    """The most threads of a Learner on the nodes that are stated for them; 0: nothing is stated."""
+    cores = {node.device.node: node.device.cores or 1 for node in platform.nodes} | {"": platform.host.cores or 1}
+    return min((max(1, cores.get(node, 1) // count) for node, count in learners.nodes), default=0)
 
 
 def _with_actors_us(placement: Placement, profiler: Profiler, matrix: AssignmentMatrix) -> float:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from rich.console import RenderableType
 
-from composer.actor_nodes import ActorNode
 from composer.evidence import Evidence
 from composer.learners_choice import LearnersChoice
 from composer.matrix import Measurement, UnavailableDevice, UnsupportedLearner
+from composer.nodes import NodeShare
 from composer.report import placement_report, plain, short_number
 from composer.serialization import from_document, to_document
 from pearl.errors import ConfigurationError, PlacementError
@@ -373,8 +373,8 @@ class Placement:
     collect while the Learner trains; None: they run free. `replay_ratio_reason` says why, if the composer chose it.
     `evidence` is what `explain` shows beyond the costs. Several Learners (`learner_count`) have the parts of a batch of
     `batch_size`, and average after every `average_every` steps; an iteration is a step of each. `learners_choice` says
-    why there are so many, if the composer chose. `actor_nodes` are the machine and the nodes of a cluster with the
-    Actors of each; empty: all Actors are on the machine.
+    why there are so many, and on these nodes, if the composer chose. `nodes` are the machine and the nodes of a cluster
+    with the Actors and Learners of each; empty: all are on the machine.
     """
 
     replay_manager: str
@@ -398,7 +398,7 @@ class Placement:
     learner_count: int = 1
     average_every: int = 0
     learners_choice: LearnersChoice | None = None
-    actor_nodes: tuple[ActorNode, ...] = ()
+    nodes: tuple[NodeShare, ...] = ()
 
     FORMAT = "pearl-placement"
     VERSION = 3
@@ -461,6 +461,15 @@ class Placement:
     def learners(self) -> tuple[LearnerConfig, ...]:
         """Device and parameters of each Learner; they are alike."""
         return (self.chosen.learner,) * self.learner_count
+
+    def ranks_on(self, node: str) -> str:
+        """The ranks of the Learners on a node, as in "0, 1"; empty for none, and for one Learner alone."""
+        first = 0
+        for share in self.nodes if self.learner_count > 1 else ():
+            if share.node == node:
+                return ", ".join(map(str, range(first, first + share.learners)))
+            first += share.learners
+        return ""
 
     @property
     def learner_config(self) -> LearnerConfig:

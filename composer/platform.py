@@ -313,7 +313,7 @@ def _device_values(row: _Row) -> dict[str, Any]:
             row.fault("selector", f"a selector of the {backend} backend", f" {error}")
         else:
             if values["node"] and backend in fitting and not _can_run_actors(kind, backend, values["selector"]):
-                row.fault("node", f"nothing, as Actors cannot run on a {kind}", " Nothing else runs on other nodes.")
+                row.fault("node", f"nothing, as Actors cannot run on a {kind}", " Nothing else runs there.")
         if backend in fitting and values["calibration"]:
             try:
                 check_calibration(kind, backend, values["calibration"])  # type: ignore[arg-type]  # one of KINDS
@@ -323,6 +323,10 @@ def _device_values(row: _Row) -> dict[str, Any]:
         row.fault("node", NODE_RULE)
     for column in QUANTITIES:
         values[column] = row.number(column, zero_allowed=column in MAY_BE_ZERO)
+    if row.text("speed") and not values["node"]:
+        row.fault(
+            "speed", "nothing, for a device of this machine", " It is that of a node, compared with this machine."
+        )
     return values
 
 
@@ -380,10 +384,15 @@ class Node:
     device: Device
     link: Connection | None = None
 
+    @property
+    def speed(self) -> float:
+        """How fast a core is compared with one of the host; 1 where that is not known."""
+        return self.device.speed or 1.0
+
 
 @dataclass(frozen=True)
 class Platform:
-    """The devices of a machine, in the order of the file, and their connections; and the `nodes` for Actors."""
+    """The devices of a machine, in the order of the file, and their connections; and the `nodes` of a cluster."""
 
     devices: tuple[Device, ...]
     connections: tuple[Connection, ...] = ()

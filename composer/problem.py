@@ -41,6 +41,7 @@ class Problem(TrainingProblem):
 
     replay: ReplaySpec
     learners: LearnersSpec = ONE_LEARNER
+    most_threads: int = 0  # of a Learner, by the cores of other nodes; 0: by those of the host alone
 
     @property
     def of_one_learner(self) -> Problem:

@@ -66,16 +66,26 @@ def placement_report(placement: Placement) -> RenderableType:
 def learners_report(choice: LearnersChoice) -> tuple[RenderableType, ...]:
     """The counts of Learners and the intervals that were compared, and why one was chosen."""
     costs = ("Learners", "H", "EPS", "with the Actors' pace", "averaging us", "waiting us")
-    table = ascii_table("Learners, and steps between averages (H)", (*costs, "why"), right=costs)
-    for candidate in choice.candidates:
+    has_nodes = any(candidate.nodes for candidate in choice.candidates)
+    further = ("nodes", "network us") if has_nodes else ()
+    headings = (*costs[:2], *further[:1], *costs[2:5], *further[1:], costs[5], "why")
+    table = ascii_table("Learners, and steps between averages (H)", headings, right=(*costs, *further[1:]))
+    for candidate in (*choice.candidates, *choice.elsewhere):
         several = candidate.count > 1
+        average, network, waiting = (
+            short_number(us) if several else "-"
+            for us in (candidate.average_us, candidate.network_us, candidate.waiting_us)
+        )
         _add_row(
             table,
             str(candidate.count),
             str(candidate.average_every) if several else "-",
+            *((candidate.where,) if has_nodes else ()),
             f"{candidate.eps:,.0f}",
             f"{candidate.overall_eps:,.0f}",
-            *(short_number(us) if several else "-" for us in (candidate.average_us, candidate.waiting_us)),
+            average,
+            *((network,) if has_nodes else ()),
+            waiting,
             choice.why_not(candidate),
         )
     table.title_justify = "left"
@@ -162,11 +172,13 @@ def _choice_table(placement: Placement) -> Table:
     _add_row(table, "Learner", learner.device, tuning)
     _add_row(table, "Data Storage", placement.storage, f"{placement.transition_bytes:,} bytes per transition")
     actors = f"{placement.actor_count} x {placement.envs_per_actor} environments"
-    if not placement.actor_nodes:
+    if not placement.nodes:
         _add_row(table, "Actors", placement.host, actors)
-    for place in placement.actor_nodes:
-        where = place.device + (f", node {place.node}" if place.node else "")
-        _add_row(table, "Actors", where, f"{place.actors} x {placement.envs_per_actor} environments; {place.why}")
+    for share in placement.nodes:
+        where = share.device + (f", node {share.node}" if share.node else "")
+        if ranks := placement.ranks_on(share.node):
+            _add_row(table, f"Learner {ranks}", where, "with a bank of the replay each, as above")
+        _add_row(table, "Actors", where, f"{share.actors} x {placement.envs_per_actor} environments; {share.why}")
     power = "" if placement.watts is None else f", {placement.watts:,.0f} W, {_per_watt(placement)}"
     table.caption = (
         f"predicted: {short_number(placement.t_itr_us)} us per iteration, "

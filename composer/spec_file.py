@@ -119,7 +119,12 @@ _TABLES: dict[str, dict[str, _Key]] = {
         "size": _Key(_WHOLE.expected, (int,), required=True),
         **{name: key for name, key in _REPLAY_KEYS.items() if name != "capacity"},
     },
-    "learners": _keys_of(LearnersSpec, count=_WHOLE_OR_AUTO, average_every=_WHOLE_OR_AUTO),
+    "learners": _keys_of(
+        LearnersSpec,
+        count=_WHOLE_OR_AUTO,
+        average_every=_WHOLE_OR_AUTO,
+        nodes=_Key("a table of nodes' names and numbers of Learners", (dict,)),
+    ),
     "rollout": _keys_of(RolloutSpec),
     "training": _keys_of(
         TrainSpec,

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from programs import CONNECTION_HEADER, command_line, run, summary
 from test_learners_program import composer_of
 
-from composer.actor_nodes import spread
 from composer.calibration import CalibrationStore
 from composer.cluster import MeasuredNode, joined, measure_cluster
+from composer.nodes import spread
 from composer.platform import Node, Platform
 from composer.problem import Problem
 from pearl.algorithms import DQN
@@ -204,7 +204,7 @@ def composed(files: tuple[Path, Path], count: int = 4, cluster: str = "") -> Any
 def test_a_program_carries_the_nodes_and_runs_without_them(tmp_path: Path, quick_profiles: None) -> None:
     composer = composed(write_files(tmp_path, (HERE, OTHER), (LINK,)))
     placement = composer.placement
-    assert [(place.node, place.actors) for place in placement.actor_nodes] == [("", 0), ("10.0.0.2", 4)]
+    assert [(place.node, place.actors) for place in placement.nodes] == [("", 0), ("10.0.0.2", 4)]
     assert "cpu1, node 10.0.0.2" in str(placement)
     assert type(placement).from_json(placement.to_json()) == placement
     saved = composer.save(tmp_path / "saved")
@@ -212,7 +212,7 @@ def test_a_program_carries_the_nodes_and_runs_without_them(tmp_path: Path, quick
     assert again.nodes == Platform.from_files(tmp_path / "devices.csv", tmp_path / "connections.csv").nodes
     (tmp_path / "alone").mkdir()
     alone = composed(write_files(tmp_path / "alone", (HERE,)))
-    assert alone.placement.actor_nodes == ()
+    assert alone.placement.nodes == ()
     assert "nodes=" not in alone.runtime_gen(path=tmp_path / "alone.py", timesteps=1100).read_text()
     program = composer.runtime_gen(path=tmp_path / "program.py", timesteps=1100)
     assert 'nodes=(("10.0.0.2", 4),),  # with --ray' in program.read_text()
@@ -262,6 +262,7 @@ def test_raylets_are_measured_and_get_the_actors(tmp_path: Path, quick_profiles:
     for node in (b, c):
         assert 20 < node.latency_us < 1e6
         assert 0.005 < node.bandwidth_gbps < 1000
+        assert 0.1 < node.speed < 10  # the same machine, if a busy one
 
     made = Run(cluster.address, 3, nodes=(("c", 1), ("b", 2)))
     try:
@@ -272,7 +273,7 @@ def test_raylets_are_measured_and_get_the_actors(tmp_path: Path, quick_profiles:
         made.group.stop(20.0)
 
     composer = composed(write_files(tmp_path, (HERE,)), count=4, cluster=cluster.address)
-    places = {place.node: place.actors for place in composer.placement.actor_nodes}
+    places = {place.node: place.actors for place in composer.placement.nodes}
     assert places == {"": 1, "b": 2, "c": 1}  # the Learner has the other core of this machine
     program = composer.runtime_gen(path=tmp_path / "program.py", timesteps=2000)
     arguments = ("--eval-episodes", "0", "--plain", "--run-dir", str(tmp_path / "run"))
@@ -282,7 +283,7 @@ def test_raylets_are_measured_and_get_the_actors(tmp_path: Path, quick_profiles:
 
     code, output = run(program, "--ray", *arguments)
     assert code != 0
-    assert "Actors for node 'b', which the Ray cluster does not have" in output
+    assert "2 Actors for node 'b'. The Ray cluster has no node 'b'; it has" in output
     changed = program.read_text().replace('("b", 2), ("c", 1)', '("b", 1), ("c", 2)')
     program.write_text(changed)
     code, output = run(program, "--ray", cluster.address, *arguments)
@@ -291,6 +292,6 @@ def test_raylets_are_measured_and_get_the_actors(tmp_path: Path, quick_profiles:
     program.write_text(changed.replace('"c"', '"d"'))
     code, output = run(program, "--ray", cluster.address, *arguments)
     assert code != 0
-    assert "Actors for node 'd', which the Ray cluster does not have" in output
+    assert "2 Actors for node 'd'. The Ray cluster has no node 'd'; it has" in output
     with pytest.raises(PearlError, match="no Ray cluster answers there"):
         measure_cluster("127.0.0.1:1")

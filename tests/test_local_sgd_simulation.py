@@ -48,6 +48,16 @@ def test_more_learners_than_cores_take_turns() -> None:
     assert four.efficiency == pytest.approx(1.0)
 
 
+def test_all_wait_for_the_slowest_core() -> None:
+    """Steps of 100 us, on one core half as fast: all take 200 us, and the others wait for half of that."""
+    found = simulate(Phases(np.full(4, 100.0), average_us=80.0), 4, 8, scales=(1.0, 1.0, 2.0, 1.0))
+    assert 4 / found.steps_per_s * 1e6 == pytest.approx(200.0 + 80.0 / 8)
+    assert found.training == pytest.approx(125.0 / 210.0)
+    assert found.waiting == pytest.approx(75.0 / 210.0)
+    with pytest.raises(ConfigurationError, match="scales must be 2 numbers above 0"):
+        simulate(Phases(np.full(4, 100.0)), 2, 8, scales=(1.0,))
+
+
 def test_an_overlapped_average_costs_only_what_is_longer_than_the_steps() -> None:
     phases = Phases(np.full(4, 100.0), average_us=300.0)
     assert simulate(phases, 2, 4, overlap=4).efficiency == pytest.approx(1.0)

@@ -485,8 +485,8 @@ def _placement_note(source: ProgramSource, setting: int, on: tuple[Device, Devic
         f"    Data Storage    {placement.storage}",
         f"    Actors          {placement.host}, {placement.actor_count} x {placement.envs_per_actor} environments",
         *(
-            f"                    with --ray: {place.actors} on {place.node or 'this machine'}, {place.why}"
-            for place in placement.actor_nodes
+            f"                    with --ray: {share.actors} on {share.node or 'this machine'}, {share.why}"
+            for share in placement.nodes
         ),
         f"Predicted: {placement.eps_text} experiences trained per second,",
         f"    {placement.assumption}.",
@@ -500,10 +500,15 @@ def _learners_note(source: ProgramSource) -> list[str]:
     spec = source.problem.learners
     if spec.count == 1:
         return []
-    share = source.problem.train.batch_size // spec.count
+    rows = source.problem.train.batch_size // spec.count
     lines = [
-        f"    Learners        {spec.count}, each with a bank of the replay and batches of {share}; averaged every "
+        f"    Learners        {spec.count}, each with a bank of the replay and batches of {rows}; averaged every "
         f"{spec.average_every} steps"
+    ]
+    lines += [
+        f"                    with --ray: Learner {ranks} on {share.node or 'this machine'}"
+        for share in source.placement.nodes
+        if (ranks := source.placement.ranks_on(share.node))
     ]
     if spec.overlap:
         lines.append(f"                    an average is loaded {spec.overlap} steps after what it was made of")

@@ -11,6 +11,7 @@ from composer.html_report.svg import bar
 from composer.html_report.timeline import predicted_schedule
 from composer.html_report.view import SAME, HeatCell, HeatRow, Pair, Stage, Value, View
 from composer.matrix import COLUMNS, AssignmentMatrix, Cell, LearnerCell, Measurement, MissingCell, PairCell
+from composer.nodes import NodeShare
 from composer.placement import Candidate, Placement
 from composer.report import left_out_line, short_number
 from pearl.errors import ConfigurationError
@@ -37,12 +38,7 @@ def view(made: Composition) -> View:
     return View(
         how=f"As composed for {metric}, setting {placement.setting}: Replay Manager and Learner {how}",
         host=placement.host,
-        placed=(
-            ("Replay Manager", placement.replay_manager),
-            ("Learner", placement.learner),
-            ("Data Storage", placement.storage),
-            ("Actors", placement.host),
-        ),
+        placed=_placed(placement),
         facts=(
             ("Replay Manager", f"{rm.device}: fanout {rm.fanout}, workers {rm.workers}"),
             (
@@ -52,7 +48,7 @@ def view(made: Composition) -> View:
             ),
             ("Data Storage", f"{placement.storage}: {placement.transition_bytes:,} bytes per transition"),
             ("Actors", f"{placement.host}: {placement.actor_count} x {placement.envs_per_actor} environments"),
-            *((f"Actors on {p.node or placement.host}", f"{p.actors}: {p.why}") for p in placement.actor_nodes),
+            *((f"On {share.node or placement.host}", _on_node(placement, share)) for share in placement.nodes),
             *_several_learners(placement),
         ),
         iteration=f"An iteration takes {short_number(placement.t_itr_us)} µs: as long as the slowest of the stages "
@@ -70,6 +66,32 @@ def view(made: Composition) -> View:
         unavailable=placement.unavailable,
         left_out=_left_out(placement),
     )
+
+
+def _placed(placement: Placement) -> tuple[tuple[str, str], ...]:
+    """The primitives with their devices, those of nodes too; each Learner of a node has its bank."""
+    here = {share.node: share for share in placement.nodes}.get("")
+    own: tuple[tuple[str, str], ...] = (
+        ("Replay Manager", placement.replay_manager),
+        ("Learner", placement.learner),
+        ("Data Storage", placement.storage),
+    )
+    several = placement.learner_count > 1
+    found = own if here is None or not several or here.learners else ()
+    if here is None or here.actors:
+        found += (("Actors", placement.host),)
+    for share in placement.nodes:
+        if share.node and share.learners and several:
+            found += ((f"{share.learners} with bank: Learner {placement.ranks_on(share.node)}", share.device),)
+        if share.node and share.actors:
+            found += ((f"{share.actors} Actors", share.device),)
+    return found
+
+
+def _on_node(placement: Placement, share: NodeShare) -> str:
+    ranks = placement.ranks_on(share.node)
+    learners = f"Learner {ranks}, each with a bank; " if ranks else ""
+    return f"{learners}{share.actors} Actors; {share.why}"
 
 
 def _several_learners(placement: Placement) -> tuple[tuple[str, str], ...]:

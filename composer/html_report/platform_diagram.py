@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from composer.html_report.svg import WIDTH, drawing, element, label, markup
 from composer.html_report.view import View
-from composer.platform import Platform
+from composer.platform import Node, Platform
 from pearl.devices.description import Device
 from pearl.errors import PlacementError
 
@@ -38,14 +38,29 @@ def link_text(platform: Platform, source: str, target: str) -> str:
     return texts[0] if texts[0] == texts[1] else f"{texts[0]} to it; {texts[1]} back"
 
 
+def _own_link_text(node: Node) -> str:
+    link = node.link
+    return "no connection" if link is None else f"{link.latency_us:,.4g} µs, {link.bandwidth_gbps:,.4g} GB/s"
+
+
 def platform_diagram(platform: Platform, view: View) -> Markup:
-    """The host on top; each other device hangs on the line from it, next to the latency and bandwidth."""
+    """The host on top; each other device hangs on the line from it, next to the latency and bandwidth.
+
+    The nodes of a cluster come last.
+    """
     host = platform.device(view.host)
+    links = {
+        device.name: link_text(platform, host.name, device.name)
+        for device in platform.devices
+        if device.name != host.name
+    }
+    links |= {node.device.name: f"node {node.device.node}: {_own_link_text(node)}" for node in platform.nodes}
     others = [device for device in platform.devices if device.name != host.name]
+    others += [node.device for node in platform.nodes]
     reasons = {unavailable.device: unavailable.reason for unavailable in view.unavailable}
     description = ". ".join(
         f"{device.name}: {', '.join(view.roles(device.name)) or 'no primitive'}"
-        + (f", connected to {host.name} with {link_text(platform, host.name, device.name)}" if device != host else "")
+        + (f", connected to {host.name} with {links[device.name]}" if device != host else "")
         for device in (host, *others)
     )
     root = drawing("Platform", description, _BOX + len(others) * (_GAP + _BOX) + 3)
@@ -54,7 +69,7 @@ def platform_diagram(platform: Platform, view: View) -> Markup:
     for device in others:
         middle = y + _GAP + _BOX / 2
         element(root, "path", d=f"M14 {_BOX + 1:.0f}V{middle:.0f}H{_INDENT:.0f}", class_="wire")
-        label(root, _INDENT, y + _GAP - 8, link_text(platform, host.name, device.name), WIDTH - _INDENT, "link")
+        label(root, _INDENT, y + _GAP - 8, links[device.name], WIDTH - _INDENT, "link")
         _device(root, device, view, _INDENT, y + _GAP, reasons.get(device.name, ""))
         y += _GAP + _BOX
     return markup(root)

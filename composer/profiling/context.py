@@ -348,12 +348,19 @@ class ProfilingContext(MeasuringContext[Problem]):
     @functools.cached_property
     def collection_us(self) -> float:
         """Microseconds in which all Actors together produce one transition."""
-        actors = self.problem.actors
+        actors, host = self.problem.actors, self.platform.host
+        at_once = float(min(actors.here, host.cores or 1))
+        speeds = {node.device.node: node.speed for node in self.platform.nodes}
+        at_once += sum(speeds.get(node, 1.0) * count for node, count in actors.nodes if node)
+        return self.transition_us / at_once
+
+    @functools.cached_property
+    def transition_us(self) -> float:
+        """Microseconds in which one Actor on the host produces one transition."""
         key = self.key("actor", self.platform.host, self.actor_parameters)
         self._begun = f"{self.platform.host.name}: an Actor"
-        transition = self.known(key, ("transition",), self._measure_actor, self.platform.host)["transition"]
-        at_once = min(actors.here, self.platform.host.cores or 1) + actors.count - actors.here
-        return transition.value_us / at_once
+        found = self.known(key, ("transition",), self._measure_actor, self.platform.host)
+        return found["transition"].value_us
 
     def _measure_actor(self) -> dict[str, list[float]]:
         setup = self.actor_setup()
@@ -370,4 +377,4 @@ class ProfilingContext(MeasuringContext[Problem]):
         collect_us = math.inf if free else self.collection_us * learners * train.batch_size / train.replay_ratio
         on_host = self.platform.shared_silicon(device.name, self.platform.host.name)
         actors = self.problem.actors.here if on_host else 0
-        return CoreSharing(device.cores or 1, actors, collect_us, learners)
+        return CoreSharing(device.cores or 1, actors, collect_us, learners, self.problem.most_threads)

@@ -75,7 +75,10 @@ class Profiler(ProfilingContext):
             return None
         name = pair.learner.implementation
         if name not in self._side_by_side:
-            self._side_by_side[name] = side_by_side(self, pair)
+            count = self.problem.learners.count
+            # No more fit this machine, if others take some; without others they take turns.
+            at_once = min(count, self.platform.host.cores or 1) if self.platform.nodes else count
+            self._side_by_side[name] = side_by_side(self, pair, at_once)
         return self._side_by_side[name]
 
     def fastest_pair(self, matrix: AssignmentMatrix) -> PairCell | None:

@@ -8,7 +8,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,50 +47,67 @@ class SideBySide:
 
     `alone_us` is the mean gradient step of one that trains alone, sampling and all else included; `step_us` are single
     steps of all at the same time, in the order in which each made them. `average_us` is an average, from when the last
-    Learner hands in.
+    Learner hands in. `at_once` Learners were measured: all, but for those that are on other nodes.
     """
 
     alone_us: float
     step_us: np.ndarray = field(repr=False)
     average_us: float
+    at_once: int = 0
 
-    def stretch(self, learners: LearnersSpec) -> float:
+    def stretch(self, learners: LearnersSpec, scales: Sequence[float] | None = None) -> float:
         """How many times as long as alone a step takes, with the wait for the slowest of a round; at least 1.
 
-        By simulation of rounds of `average_every` steps (thesis Eq. 5.5, with stragglers).
+        By simulation of rounds of `average_every` steps (thesis Eq. 5.5, with stragglers). `scales`: see `simulate`.
         """
-        return max(1.0, self._iteration_us(learners, 0.0) / self.alone_us)
+        return max(1.0, self._iteration_us(learners, 0.0, scales) / self.alone_us)
 
-    def waited_us(self, learners: LearnersSpec) -> float:
-        """Microseconds that an average costs: all of it, less what Learners train meanwhile (`overlap`)."""
-        longer_us = self._iteration_us(learners, self.average_us) - self._iteration_us(learners, 0.0)
+    def waited_us(
+        self, learners: LearnersSpec, scales: Sequence[float] | None = None, average_us: float | None = None
+    ) -> float:
+        """Microseconds that an average costs: all of it, less what Learners train meanwhile (`overlap`).
+
+        `average_us` is the whole of an average, if it is not the one that was measured.
+        """
+        whole_us = self.average_us if average_us is None else average_us
+        longer_us = self._iteration_us(learners, whole_us, scales) - self._iteration_us(learners, 0.0, scales)
         return max(0.0, longer_us * learners.average_every)
 
-    def _iteration_us(self, learners: LearnersSpec, average_us: float) -> float:
+    def contention(self, learners: int) -> float:
+        """How many times as long as alone a step takes next to those of so many Learners, without any wait.
+
+        Linear between one and those that were measured at the same time; no more beyond.
+        """
+        if self.at_once < 2 or learners < 2:
+            return 1.0
+        measured = max(1.0, float(self.step_us.mean()) / self.alone_us)
+        return 1.0 + (measured - 1.0) * min(1.0, (learners - 1) / (self.at_once - 1))
+
+    def _iteration_us(self, learners: LearnersSpec, average_us: float, scales: Sequence[float] | None) -> float:
         phases, every = Phases(self.step_us, average_us), learners.average_every
         overlap = learners.overlap if average_us else 0
-        found = simulate(phases, learners.count, every, overlap=overlap, rounds=_SIMULATED_ROUNDS)
+        found = simulate(phases, learners.count, every, overlap=overlap, scales=scales, rounds=_SIMULATED_ROUNDS)
         return learners.count / found.steps_per_s * 1e6
 
 
-def side_by_side(context: ProfilingContext, pair: PairCell) -> SideBySide:
-    """The problem's Learners at the same time, on the host, with the implementation and the parameters of `pair`.
+def side_by_side(context: ProfilingContext, pair: PairCell, at_once: int) -> SideBySide:
+    """`at_once` of the problem's Learners at the same time, on the host, with implementation and parameters of `pair`.
 
     Learners that train in a loop in C++ are threads here and processes in a program: the loop releases the GIL. Of
     others, one is measured alone, and averages between threads that do nothing else.
     """
     spec, host, name = context.problem.learners, context.platform.host, pair.learner.implementation
-    context.begin(f"{host.name}: {spec.count} {name} Learners at the same time, and their averages")
+    context.begin(f"{host.name}: {at_once} {name} Learner(s) at the same time, and their averages")
     parameters = {
         **context.replay_parameters(pair.replay.fanout),
-        "learners": spec.count,
+        "learners": at_once,
         "moments": spec.moments,
         "threads": pair.learner.threads,
     }
-    work = functools.partial(_measured, context, pair)
+    work = functools.partial(_measured, context, pair, at_once)
     found = context.known(context.key("learners", host, parameters, name), ("alone", "step", "average"), work, host)
     alone, step, average = (_samples(found[name]) for name in ("alone", "step", "average"))
-    return SideBySide(float(alone.mean()), step, float(average.mean()))
+    return SideBySide(float(alone.mean()), step, float(average.mean()), at_once)
 
 
 def _samples(measurement: Measurement) -> np.ndarray:
@@ -98,23 +115,23 @@ def _samples(measurement: Measurement) -> np.ndarray:
 
 
 @on_own_thread
-def _measured(context: ProfilingContext, pair: PairCell) -> dict[str, list[float]]:
+def _measured(context: ProfilingContext, pair: PairCell, at_once: int) -> dict[str, list[float]]:
     """Samples of "alone", "step" and "average", in microseconds."""
     problem, name, threads = context.problem, pair.learner.implementation, pair.learner.threads
     learner = context.make_learner(name, context.platform.host, threads)
     if getattr(learner, "loops_natively", False):
-        return _Group(context, pair).measured()
+        return _Group(context, pair, at_once).measured()
     learner.prepare()
     alone = _timed(_steps(problem, pair, learner, 0), context.budget_s * _TOGETHER, problem.replay.first_beta)
     count = TrainerParameters(context.probe, problem.learners.moments).layout.count
-    average = measure_average(problem.learners.count, count, context.budget_s * _ROUNDS)
+    average = measure_average(at_once, count, context.budget_s * _ROUNDS)
     return {"alone": alone, "step": alone, "average": average}
 
 
 class _Group:
     """A thread for each Learner, which go through the phases of the measurement together."""
 
-    def __init__(self, context: ProfilingContext, pair: PairCell) -> None:
+    def __init__(self, context: ProfilingContext, pair: PairCell, at_once: int) -> None:
         problem, host, spec = context.problem, context.platform.host, context.problem.learners
         self._problem, self._pair, self._budget_s = problem, pair, context.budget_s
         made = learners()[pair.learner.implementation]
@@ -128,12 +145,12 @@ class _Group:
             settings=dict(problem.settings),
         )
         self._setup = LearnerSetup(
-            AveragingSpec(spec.count, 1, timeout_s=_PATIENCE_S),
+            AveragingSpec(at_once, 1, timeout_s=_PATIENCE_S),
             make,
             functools.partial(made.make, device=place, threads=pair.learner.threads),
             problem.transition,
-            dataclasses.replace(problem.replay, capacity=spec.count * _slots(problem), fanout=pair.replay.fanout),
-            spec.count * problem.train.batch_size,
+            dataclasses.replace(problem.replay, capacity=at_once * _slots(problem), fanout=pair.replay.fanout),
+            at_once * problem.train.batch_size,
             math.inf,
             learning_starts=1,
             moments=spec.moments,
@@ -142,11 +159,11 @@ class _Group:
         vector = np.empty(parameters.layout.count, np.float32)
         parameters.read(vector)
         self._server = AveragingServer(self._setup.spec, parameters.layout, vector, facts=_FACTS)
-        self._together = threading.Barrier(spec.count)
+        self._together = threading.Barrier(at_once)
         self._making = threading.Lock()
         self._alone: list[float] = []
-        self._steps: list[list[float]] = [[] for _ in range(spec.count)]
-        self._beyond: list[list[float]] = [[] for _ in range(spec.count)]
+        self._steps: list[list[float]] = [[] for _ in range(at_once)]
+        self._beyond: list[list[float]] = [[] for _ in range(at_once)]
         self._errors: list[BaseException] = []
 
     def measured(self) -> dict[str, list[float]]:

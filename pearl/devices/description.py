@@ -39,8 +39,8 @@ class Device:
 
     `shares_with` names another device on the same silicon: work on one slows the other down. `calibration` is the
     fingerprint of the hardware that the row describes: if this machine's is another, the device is `absent`. `node`
-    names the node of a cluster that has the device, which is then a CPU for Actors; empty for the devices of this
-    machine.
+    names the node of a cluster that has the device, which is then a CPU for Actors and Learners; empty for the devices
+    of this machine. `speed`, of a device with a node, is how fast one of its cores is compared with one of the host.
     Frequencies are in MHz, memory in GB (10^9 bytes), bandwidth in gigabytes per second, `sram_kb` in KB (10^3
     bytes), power in watts. `cores` are logical cores of a CPU, multiprocessors of a GPU.
     """
@@ -61,6 +61,7 @@ class Device:
     shares_with: str = ""
     calibration: str = ""
     node: str = ""
+    speed: float | None = None
 
     def __post_init__(self) -> None:
         from pearl.backends import csv_names, hosts_actors
@@ -90,6 +91,11 @@ class Device:
                 f"Device {self.name!r}: node must be {NODE_RULE}, of a device that can run Actors, as nothing else "
                 f"runs on other nodes; found {self.node!r}, a {self.kind}."
             )
+        if self.speed is not None and not self.node:
+            raise ConfigurationError(
+                f"Device {self.name!r}: speed is that of a node, compared with this machine; found {self.speed!r} "
+                "without a node."
+            )
         for column in QUANTITIES:
             if (value := getattr(self, column)) is not None:
                 _check_quantity(f"Device {self.name!r}: {column}", value, may_be_zero=column in MAY_BE_ZERO)
@@ -118,7 +124,7 @@ class Device:
 
 def _fingerprint_here(device: Device) -> str:
     """The fingerprint of this machine's hardware that the row selects."""
-    left_out = ("name", "shares_with", "calibration", "node")
+    left_out = ("name", "shares_with", "calibration", "node", "speed")
     facts: dict[str, object] = {f.name: getattr(device, f.name) for f in fields(device) if f.name not in left_out}
     from pearl.backends import backend_of
 

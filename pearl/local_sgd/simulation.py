@@ -6,6 +6,7 @@ The thesis's scaling factor (Eq. 5.6) takes every step to last as long as the me
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -106,20 +107,25 @@ def simulate(
     network: Network | None = None,
     cores: int | None = None,
     overlap: int = 0,
+    scales: Sequence[float] | None = None,
     rounds: int = 2000,
     seed: int = 0,
 ) -> Scaling:
     """Let `learners` make `rounds` times `average_every` steps, and average after each.
 
     On one machine with `cores`, more Learners than those take turns. Learners make `overlap` steps of the next round
-    before they wait for an average (`AveragingSpec.overlap`).
+    before they wait for an average (`AveragingSpec.overlap`). The steps of each Learner take `scales` times as long
+    as those measured, where these are given: cores differ. `efficiency` is then over Learners that all take one.
     """
     for name, value in (("learners", learners), ("average_every", average_every), ("rounds", rounds)):
         if value < 1:
             raise ConfigurationError(f"{name} must be at least 1; found {value}.")
     check_overlap(overlap, average_every)
+    if scales is not None and (len(scales) != learners or not all(0 < scale < np.inf for scale in scales)):
+        raise ConfigurationError(f"scales must be {learners} numbers above 0, one for each Learner; found {scales!r}.")
     rng = np.random.default_rng(seed)
     turns = 1.0 if cores is None else max(1.0, learners / cores)
+    factors = np.full(learners, turns) if scales is None else turns * np.asarray(scales, np.float64)
     average_us = phases.average_us + phases.average_us_each * learners
     if network is not None:
         average_us = network.average_us(learners)
@@ -128,7 +134,7 @@ def simulate(
     slowest = ready = spent = waited = 0.0  # when all had handed in for the last average, and when it was there
     for _ in range(rounds):
         drawn = rng.integers(len(all_steps), size=learners)
-        rows, first = all_steps[drawn] * turns, first_steps[drawn] * turns
+        rows, first = all_steps[drawn] * factors, first_steps[drawn] * factors
         now += first
         waited += float(np.maximum(0.0, slowest - now).mean())
         now = np.maximum(now, ready) + (rows - first)
