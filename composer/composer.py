@@ -672,6 +672,7 @@ class Composer:
                 until_return=goal,
                 run_options=run_options,
                 power=power_plan(self.platform, placement),
+                cluster=self._cluster,
             ),
             {device.name: device for device in self.platform.devices},
         )

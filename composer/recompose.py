@@ -79,6 +79,11 @@ def _imported(program: Path) -> ModuleType:
 
 
 def _composer_inputs(module: ModuleType, program: Path) -> tuple[ComposerInputs, type]:
+    if hasattr(module, "LEARNERS"):
+        raise ConfigurationError(
+            f"{program} has several Learners, and only programs of one are composed again. Compose it as before, with "
+            "set_learners, and resume the run with the new program."
+        )
     inputs = getattr(getattr(module, "PROGRAM", None), "composer_inputs", None)
     data = _data_of(module)
     expected = {"ACTORS": ActorSpec, data: _DATA[data], "TRAIN": TrainSpec, "SETTINGS": dict}
@@ -105,10 +110,13 @@ def _describe(composer: Composer, module: ModuleType, inputs: ComposerInputs, tr
         composer.set_connection_file(_from(folder, inputs.connections))
     composer.set_opt_metric(inputs.metric)
     actors, train = _values(module.ACTORS), _values(module.TRAIN)
-    if actors.pop("nodes") and not inputs.devices:  # with a device file, the composer gives Actors to its nodes again
+    nodes = actors.pop("nodes")  # the composer gives Actors to the nodes again, as they are now
+    if inputs.cluster:
+        composer.set_cluster(inputs.cluster, inputs.cluster_nodes)
+    elif nodes and not inputs.devices:
         raise ConfigurationError(
-            "A program whose Actors were given to the nodes of a cluster (set_cluster) is not composed again while it "
-            "runs: the cluster is not stated in it. Compose it with set_cluster, and resume it."
+            f"{inputs.trainer}'s ACTORS have nodes of a cluster, and ComposerInputs name none. Add "
+            'cluster="auto", or its address, there; or compose with set_cluster, and resume the run.'
         )
     composer.set_wrappers(actors.pop("wrappers", ()))
     composer.set_actors(actors.pop("count"), **actors)

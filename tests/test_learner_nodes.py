@@ -13,9 +13,10 @@ import numpy as np
 import programs
 import pytest
 from programs import children, run, summary
-from test_actor_nodes import CONNECTION_HEADER, node_of
+from test_actor_nodes import CONNECTION_HEADER, FOUND, node_of
 from test_learners_program import composer_of, gradient_steps, has_trained, learner_pids
 
+import composer.cluster
 import composer.composer
 from composer import Composer
 from composer.calibration import CalibrationStore
@@ -30,6 +31,7 @@ from composer.platform import Node, Platform
 from composer.problem import Problem
 from composer.profiling.profiler import Profiler
 from composer.profiling.side_by_side import SideBySide
+from composer.recompose import recompose
 from composer.spec_file import load_spec
 from pearl.algorithms import DQN
 from pearl.devices.description import Connection, Device
@@ -318,6 +320,37 @@ def test_what_learners_on_nodes_cannot_be_is_named(tmp_path: Path, known: type[K
     file.write_text(text + "nodes = 2\n")
     with pytest.raises(ConfigurationError, match="a table of nodes' names and numbers of Learners"):
         load_spec(file, progress=False)
+
+
+def test_a_program_of_a_cluster_is_composed_again_for_its_nodes(
+    tmp_path: Path, known: type[Known], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    found = list(FOUND)
+
+    def measured(address: str) -> list[Any]:
+        asked.append(address)
+        return found
+
+    monkeypatch.setattr(composer.cluster, "measure_cluster", measured)
+    made = described(None, actors=4, count=1)
+    made.set_cluster("10.0.0.1:6379", ["b"])
+    made.run(budget_s=0)
+    program = made.runtime_gen(path=tmp_path / "program.py", timesteps=800)
+    assert 'cluster="10.0.0.1:6379"' in program.read_text()
+    before = made.placement.nodes
+    found[1] = dataclasses.replace(found[1], cores=2)  # the node has fewer now
+    again = recompose(program, {"timesteps": 800}, progress=False).program
+    assert asked == ["10.0.0.1:6379"] * 2
+    assert [(share.node, share.actors) for share in before] == [("", 0), ("b", 4)]
+    assert 'nodes=(("", 2), ("b", 2))' in again.read_text()
+    program.write_text(re.sub(r"        cluster.*\n", "", program.read_text()))
+    with pytest.raises(ConfigurationError, match="ACTORS have nodes of a cluster, and ComposerInputs name none"):
+        recompose(program, progress=False)
+    several = described(write_files(tmp_path, 2), count=2)
+    several.run()
+    with pytest.raises(ConfigurationError, match="has several Learners, and only programs of one are composed again"):
+        recompose(several.runtime_gen(path=tmp_path / "several.py", timesteps=800), progress=False)
 
 
 # --- at the run -----------------------------------------------------------------------------------------------------

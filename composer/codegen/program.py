@@ -95,6 +95,7 @@ class ProgramSource(Source):
     replay: ReplayConfig
     learner: LearnerConfig
     problem: Problem
+    cluster: tuple[str, tuple[str, ...] | None] | None = None  # as given to `Composer.set_cluster`
 
 
 def origin(*device_files: Path | None) -> str:
@@ -296,6 +297,7 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
             metric=placement.metric,
             fanout=problem.replay.fanout,
             priority_update_delay=problem.train.priority_update_delay,
+            **({} if source.cluster is None else dict(zip(("cluster", "cluster_nodes"), source.cluster, strict=True))),
         ),
         "setting": setting,
         "predicted_eps": round(placement.eps, 1),

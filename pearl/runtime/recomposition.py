@@ -33,7 +33,8 @@ class ComposerInputs:
 
     `trainer` is the trainer class's name in the program. `placed` says where the primitives are. `devices` and
     `connections` are the CSV files, seen from the program's folder; "" if the composer discovered the machine.
-    `priority_update_delay` is the one for setting 1.
+    `priority_update_delay` is the one for setting 1. `cluster` is the address of `Composer.set_cluster`, "" without
+    one, and `cluster_nodes` the nodes that it was given (None: all).
     """
 
     trainer: str
@@ -45,6 +46,8 @@ class ComposerInputs:
     imported_from: str | None = None
     fanout: int | Literal["auto"] = 16
     priority_update_delay: int = 1
+    cluster: str = ""
+    cluster_nodes: tuple[str, ...] | None = None
 
 
 class RecompositionDueError(Exception):
