@@ -82,7 +82,7 @@ class Case:
             replay=ReplaySpec(CAPACITY),
             batch_size=self.batch,
             replay_ratio=float("inf"),
-            learning_starts=CAPACITY // 2,
+            learning_starts=CAPACITY,
         )
 
 
@@ -94,14 +94,13 @@ def steps_per_s(setup: LearnerSetup, seconds: float, actions: gym.Space[Any] = S
     data = random_transitions(setup.transition, actions, TrainSpec(), MESSAGE, np.random.default_rng(0))
     with LearnerGroup(setup, setup.make_trainer(seed=0), message_rows=MESSAGE) as group:
         group.wait_until_ready(LONGEST_S)
-        while any(progress.steps == 0 for progress in group.progress):  # one that is slow to take is passed over
-            if group.wants_data:
-                group.insert(data, MESSAGE, 0.4)
-            else:
+        for _ in range(setup.replay.capacity // MESSAGE):
+            while any(len(queue) == queue.slots for queue in group.queues):  # each gets its part of each message
+                group.check()
                 time.sleep(1e-3)
-            group.check()
-        begin, start = _next_report(group)
-        begin, start = _next_report(group)  # the first average may have waited
+            group.insert(data, MESSAGE, 0.4)
+        for _ in range(2):  # the first average may have waited
+            begin, start = _next_report(group)
         while True:
             end, stop = _next_report(group)
             if stop - start > seconds:

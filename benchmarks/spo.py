@@ -87,7 +87,7 @@ class Network:
             replay=ReplaySpec(capacity),
             batch_size=batch - batch % learners,
             replay_ratio=float("inf"),
-            learning_starts=learners * 256,
+            learning_starts=capacity,
         )
 
 
