@@ -38,7 +38,7 @@ from pearl.atomic_file import write_text
 from pearl.backends.cpu.learner import NativeLearner
 from pearl.local_sgd.averaging import AveragingSpec
 from pearl.local_sgd.local_learner import LearnerSetup
-from pearl.local_sgd.simulation import Phases, simulate
+from pearl.local_sgd.simulation import simulate
 from pearl.spec import ReplaySpec
 
 FILE = RESULTS / "spo" / "runs.json"
@@ -193,10 +193,9 @@ def scaling_rows(network: Network, batches: Sequence[int], seconds: float, repea
             case = f"{network.name}, batch {batch}, H = {every}"
             yield Row.of(f"{case}: 2 Learners", "scaling factor", "higher", np.array(rates) / 4 / one_per_s)
         for learners in (4, 6):
-            phases = phases_of(setup, learners, os.cpu_count() or 1, actions=network.actions, count=30, rounds=15)
-            of_share = Phases(phases.step_us, phases.average_us)
+            phases = phases_of(setup, learners, os.cpu_count() or 1, seconds, network.actions)
             for every in OF_THESIS:
-                found = simulate(of_share, learners, every, cores=learners).steps_per_s / learners**2 / one_per_s
+                found = simulate(phases, learners, every, cores=learners).steps_per_s / learners**2 / one_per_s
                 case = f"{network.name}, batch {batch}, H = {every}"
                 yield Row.of(f"{case}: {learners} Learners, simulated", "scaling factor", "higher", [found])
 
