@@ -7,10 +7,11 @@ the batch is stated to be of each. With more Learners than cores they take turns
 while an average is made.
 
 The simulation (`pearl.local_sgd.simulation`) is fed with gradient steps without averages, of as many processes at the
-same time as there are Learners, and with what rounds of H = 1 between so many take beyond the slowest step. Its error
-is that of the gradient steps a second at other H. Where Learners share cores, the steps' time on a core is measured.
-Beyond this machine, Learners have machines of their own, and the network between them is an assumption that the row
-states. "Corrected for cores" compares with as many times one Learner as there are cores.
+same time as there are Learners, and with what rounds of H = 1 between so many take beyond the slowest step: a Learner's
+own work, by its time on a core, and the rest, the average. Its error is that of the gradient steps a second at other H.
+Where Learners share cores, the steps' time on a core is measured. Beyond this machine, Learners have machines of their
+own, and the network between them is an assumption that the row states. "Corrected for cores" compares with as many
+times one Learner as there are cores.
 
 RLlib's Learners are processes too, with the same networks, batches and count of transitions in one replay, all filled;
 its SAC is timed without environment steps, and averages gradients in every step (DDP), as it has no local SGD. Its
@@ -100,9 +101,16 @@ CASES = (Case(64, 128), Case(256, 256))
 def steps_per_s(
     setup: LearnerSetup, seconds: float, actions: gym.Space[Any] = SPACES[1], *, pinned_to: int | None = None
 ) -> float:
-    """Gradient steps of all Learners a second, averages included; `actions` is the space of random ones.
+    """Gradient steps of all Learners a second, averages included; see `run_learners`."""
+    return run_learners(setup, seconds, actions, pinned_to=pinned_to)[0]
 
-    With `pinned_to`, Learners get one of so many cores each, in turn.
+
+def run_learners(
+    setup: LearnerSetup, seconds: float, actions: gym.Space[Any] = SPACES[1], *, pinned_to: int | None = None
+) -> tuple[float, float]:
+    """Gradient steps of all Learners a second, and microseconds on a core for each, both with averages.
+
+    `actions` is the space of random ones. With `pinned_to`, Learners get one of so many cores each, in turn.
     """
     data = random_transitions(setup.transition, actions, TrainSpec(), MESSAGE, np.random.default_rng(0))
     with LearnerGroup(setup, setup.make_trainer(seed=0), message_rows=MESSAGE) as group:
@@ -117,11 +125,18 @@ def steps_per_s(
             group.insert(data, MESSAGE, 0.4)
         for _ in range(2):  # the first average may have waited
             begin, start = _next_report(group)
+        used_us = _used_us(group)
         time.sleep(seconds)  # without a look at the group: the cores are the Learners'
         end, stop = _next_report(group)
+        used_us = _used_us(group) - used_us
         if group.restarts:
             raise RuntimeError("A Learner died while it was measured.")
-        return (end - begin) / (stop - start)
+        return (end - begin) / (stop - start), used_us / (end - begin)
+
+
+def _used_us(group: LearnerGroup) -> float:
+    """Microseconds that the Learners' processes have been on a core, by Linux's clocks of processes."""
+    return sum(time.clock_gettime_ns(~pid << 3 | 2) for pid in group.pids) / 1e3
 
 
 def _next_report(group: LearnerGroup) -> tuple[int, float]:
@@ -154,22 +169,27 @@ def _time_steps(
     while not go.value():
         go.wait(0, LONGEST_S)
     times: list[float] = []
+    used_ns = time.thread_time_ns()
     end = time.monotonic() + seconds
     while len(times) < FEWEST_PARTS or (time.monotonic() < end and len(times) < MOST_PARTS):
         start = clock()
         steps.run(PART, 0.4)
         times.append((clock() - start) / 1e3)
-    report.deliver(times)
+    used_us = (time.thread_time_ns() - used_ns) / 1e3
+    report.deliver([*times, used_us / len(times) / PART])
 
 
-def step_times(setup: LearnerSetup, cores: int, seconds: float, actions: gym.Space[Any] = SPACES[1]) -> np.ndarray:
-    """Microseconds of single steps, one Learner's after the other's, of all Learners at the same time without averages.
+def step_times(
+    setup: LearnerSetup, cores: int, seconds: float, actions: gym.Space[Any] = SPACES[1]
+) -> tuple[np.ndarray, float]:
+    """Microseconds of single steps, one Learner's after the other's, of all at the same time without averages.
 
     They go on for about `seconds`, of which the first fifth is not counted. `PART` steps are timed together, as
-    Learners make them, and taken to be equal. Where Learners share cores, the time on a core is measured.
+    Learners make them, and taken to be equal. Where Learners share cores, the time on a core is measured; its mean
+    comes second in any case.
     """
     learners = setup.spec.learners
-    go, reports = Bell(), [Report(MOST_PARTS) for _ in range(learners)]
+    go, reports = Bell(), [Report(MOST_PARTS + 1) for _ in range(learners)]
     processes = [
         ChildProcess(_time_steps, (setup, actions, learners > cores, seconds, go, report), f"measured-{i}")
         for i, report in enumerate(reports)
@@ -180,8 +200,9 @@ def step_times(setup: LearnerSetup, cores: int, seconds: float, actions: gym.Spa
     for process in processes:
         if not process.wait(LONGEST_S) or process.exit_code != 0:
             raise RuntimeError(f"{process.name} did not end well: {process.cause_of_death}.")
-    parts = [np.array(report.result) for report in reports]
-    return np.repeat(np.concatenate([part[len(part) // 5 :] for part in parts]) / PART, PART)
+    results = [np.array(report.result) for report in reports]
+    parts = np.concatenate([result[len(result) // 5 : -1] for result in results])
+    return np.repeat(parts / PART, PART), float(np.mean([result[-1] for result in results]))
 
 
 def phases_of(
@@ -193,12 +214,21 @@ def phases_of(
 ) -> Phases:
     """Steps without averages, and what rounds of one step take beyond the slowest of these.
 
-    `setup_of` gives the setup of a number of Learners and an interval of averages.
+    Of this, a Learner's own work is what it is on a core beyond its step. `setup_of` gives the setup of a number of
+    Learners and an interval of averages.
     """
-    step_us = step_times(setup_of(learners, 1), cores, seconds, actions)
-    round_us = learners / steps_per_s(setup_of(learners, 1), seconds, actions) * 1e6
-    steps = simulate(Phases(step_us), learners, 1, cores=cores)
-    return Phases(step_us, max(0.0, round_us - learners / steps.steps_per_s * 1e6))
+    step_us, of_step_us = step_times(setup_of(learners, 1), cores, seconds, actions)
+    rate, of_round_us = run_learners(setup_of(learners, 1), seconds, actions)
+    own_us = max(0.0, of_round_us - of_step_us)
+    rest = simulate(Phases(step_us, round_us=own_us), learners, 1, cores=cores)
+    average_us = max(0.0, learners * 1e6 * (1 / rate - 1 / rest.steps_per_s))
+    return Phases(step_us, average_us, round_us=own_us)
+
+
+def merged(measured: list[Phases]) -> Phases:
+    """What was measured again and again."""
+    average_us, round_us = np.mean([(phases.average_us, phases.round_us) for phases in measured], axis=0)
+    return Phases(np.concatenate([phases.step_us for phases in measured]), float(average_us), round_us=float(round_us))
 
 
 def learner_rows(cases: tuple[Case, ...], seconds: float, repeats: int) -> Iterator[Row]:
@@ -209,24 +239,28 @@ def learner_rows(cases: tuple[Case, ...], seconds: float, repeats: int) -> Itera
     for case in cases:
         one = [steps_per_s(case.setup(1, 200), seconds) * case.batch for _ in range(repeats)]
         for learners in (1, 2, 4):
-            share = case.batch // learners
-            phases = phases_of(case.setup, learners, cores, seconds)
-            known[case] = phases if learners == 1 else known[case]
-            for every in INTERVALS:
-                for overlap in (0,) if learners == 1 else (0, every):
-                    rates = [steps_per_s(case.setup(learners, every, overlap), seconds) for _ in range(repeats)]
-                    simulated = simulate(phases, learners, every, cores=cores, overlap=overlap)
-                    errors[overlap > 0].append(100 * abs(simulated.steps_per_s / float(np.median(rates)) - 1))
-                    what = f"{case.name}, batch {case.batch}: {learners} Learner(s), H = {every}"
-                    how = f"{what}, overlap {overlap}" if overlap else what
-                    samples = np.multiply(rates, share)
-                    yield Row.of(f"{how}: samples", "1/s", "higher", samples, "one Learner, H = 200", one)
-                    yield Row.of(f"{how}: steps", "1/s", "higher", rates, "simulated", [simulated.steps_per_s])
-    for has_overlap, found in errors.items():
-        points = f"{len(found)} points with overlap" if has_overlap else f"{len(found)} points"
-        yield Row.of(f"largest error of the simulation over {points}", "%", "lower", [max(found)])
-        yield Row.of(f"median error of the simulation over {points}", "%", "lower", found)
-        within = float(np.sum(np.array(found) <= 5.0))
+            ways = [(every, overlap) for every in INTERVALS for overlap in ((0, every) if learners > 1 else (0,))]
+            rates: dict[tuple[int, int], list[float]] = {way: [] for way in ways}
+            measured: list[Phases] = []
+            for _ in range(repeats):  # by turns, since the machine changes its speed
+                measured.append(phases_of(case.setup, learners, cores, seconds))
+                for way, found in rates.items():
+                    found.append(steps_per_s(case.setup(learners, *way), seconds))
+            phases = merged(measured)
+            known.setdefault(case, phases)  # of one Learner
+            for (every, overlap), found in rates.items():
+                simulated = simulate(phases, learners, every, cores=cores, overlap=overlap)
+                errors[overlap > 0].append(100 * abs(simulated.steps_per_s / float(np.median(found)) - 1))
+                what = f"{case.name}, batch {case.batch}: {learners} Learner(s), H = {every}"
+                how = f"{what}, overlap {overlap}" if overlap else what
+                samples = np.multiply(found, case.batch // learners)
+                yield Row.of(f"{how}: samples", "1/s", "higher", samples, "one Learner, H = 200", one)
+                yield Row.of(f"{how}: steps", "1/s", "higher", found, "simulated", [simulated.steps_per_s])
+    for has_overlap, of_points in errors.items():
+        points = f"{len(of_points)} points with overlap" if has_overlap else f"{len(of_points)} points"
+        yield Row.of(f"largest error of the simulation over {points}", "%", "lower", [max(of_points)])
+        yield Row.of(f"median error of the simulation over {points}", "%", "lower", of_points)
+        within = float(np.sum(np.array(of_points) <= 5.0))
         yield Row.of(f"of {points}, those with an error of at most 5 %", "points", "higher", [within])
     for case, phases in known.items():
         yield from beyond(case, phases)
@@ -242,8 +276,8 @@ def efficiency_rows(case: Case, seconds: float, repeats: int) -> Iterator[Row]:
     of_all = Case(case.width, learners * case.batch)
     one = float(np.median([steps_per_s(case.setup(1, 200), seconds) for _ in range(repeats)]))
     phases = phases_of(of_all.setup, learners, cores, seconds)
-    alone = step_times(Case(case.width, used * case.batch).setup(used, 1), cores, seconds)
-    with_cores = Phases(alone, phases.average_us)
+    alone, _ = step_times(Case(case.width, used * case.batch).setup(used, 1), cores, seconds)
+    with_cores = Phases(alone, phases.average_us, round_us=phases.round_us)
     for every in (8, 32):
         rates = [steps_per_s(of_all.setup(learners, every), seconds, pinned_to=cores) for _ in range(repeats)]
         shared = simulate(phases, learners, every, cores=cores).steps_per_s
@@ -285,7 +319,7 @@ def beyond(case: Case, phases: Phases) -> Iterator[Row]:
     """Efficiency with more Learners than this machine has cores, by simulation."""
     trainer = case.setup(1, 1).make_trainer(seed=0)
     count = TrainerParameters(trainer).layout.count
-    steps = Phases(phases.step_us)
+    steps = Phases(phases.step_us, round_us=phases.round_us)
     for learners in (4, 16, 64, 256, 1024):
         for network in (Network(count, 10.0, 50.0), Network(count, 100.0, 5.0, "ring")):
             found: Scaling = simulate(steps, learners, 32, network=network, rounds=300)

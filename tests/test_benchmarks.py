@@ -405,7 +405,7 @@ def test_learners_beyond_this_machine_are_simulated_with_the_limit_named():
 @pytest.mark.slow
 def test_phases_are_measured_of_all_learners_at_the_same_time():
     """On one core, two Learners' steps take no longer than on two: their time there counts."""
-    shared, own = (scale.step_times(scale.CASES[0].setup(2, 1), cores, 0.3) for cores in (1, 2))
+    shared, own = (scale.step_times(scale.CASES[0].setup(2, 1), cores, 0.3)[0] for cores in (1, 2))
     for step_us in (shared, own):
         assert len(step_us) >= 2 * scale.PART
         np.testing.assert_array_equal(step_us.reshape(-1, scale.PART).std(axis=1), 0)

@@ -9,12 +9,14 @@ from pearl.errors import ConfigurationError
 from pearl.local_sgd.simulation import Network, Phases, _on_own_cores, _on_shared_cores, simulate
 
 
-@given(st.integers(1, 64), st.integers(1, 64), st.floats(0.0, 1e4), st.floats(0.0, 100.0), st.floats(1.0, 1e4))
+@given(
+    st.integers(1, 64), st.integers(1, 64), *(st.floats(0.0, most) for most in (1e4, 100.0, 1e3)), st.floats(1.0, 1e4)
+)
 def test_equal_steps_cost_what_equation_5_5_says(
-    learners: int, every: int, average_us: float, each_us: float, step_us: float
+    learners: int, every: int, average_us: float, each_us: float, round_us: float, step_us: float
 ) -> None:
-    found = simulate(Phases(np.full(7, step_us), average_us, each_us), learners, every, rounds=3)
-    iteration_us = step_us + (average_us + each_us * learners) / every
+    found = simulate(Phases(np.full(7, step_us), average_us, each_us, round_us), learners, every, rounds=3)
+    iteration_us = step_us + (average_us + each_us * learners + round_us) / every
     assert found.steps_per_s == pytest.approx(learners / iteration_us * 1e6)
     assert found.efficiency == pytest.approx(step_us / iteration_us)
     assert found.waiting == pytest.approx(0.0, abs=1e-9)
@@ -70,6 +72,10 @@ def test_an_overlapped_average_costs_only_what_is_longer_than_the_steps() -> Non
     phases = Phases(np.full(4, 100.0), average_us=300.0)
     assert simulate(phases, 2, 4, overlap=4).efficiency == pytest.approx(1.0)
     assert simulate(phases, 2, 1, overlap=1).efficiency == pytest.approx(1 / 3, rel=1e-3)
+    # A Learner's own work for an average is not hidden.
+    assert simulate(Phases(np.full(4, 100.0), 300.0, round_us=80.0), 2, 4, overlap=4).efficiency == pytest.approx(
+        400 / 480
+    )
     # On one core, it takes the time of steps.
     assert simulate(phases, 2, 4, overlap=4, cores=1).efficiency == pytest.approx(800 / 1_100, rel=1e-3)
 

@@ -24,12 +24,14 @@ class Phases:
 
     `step_us` are single gradient steps in the order in which they were made: neighbours are drawn together, since a
     slow time lasts for several steps. An average of L Learners takes `average_us + average_us_each * L`, in shared
-    memory, from the last one that hands in.
+    memory, from the last one that hands in. `round_us` is each Learner's own work for an average: it hands in and
+    loads, which no overlap hides.
     """
 
     step_us: np.ndarray
     average_us: float = 0.0
     average_us_each: float = 0.0
+    round_us: float = 0.0
 
     def __post_init__(self) -> None:
         steps = np.asarray(self.step_us, np.float64)
@@ -38,7 +40,7 @@ class Phases:
                 f"step_us must be one or more times above 0 in a row; found an array of shape {steps.shape}."
             )
         object.__setattr__(self, "step_us", steps)
-        for name in ("average_us", "average_us_each"):
+        for name in ("average_us", "average_us_each", "round_us"):
             if not 0 <= getattr(self, name) < np.inf:
                 raise ConfigurationError(f"{name} must be a time of at least 0; found {getattr(self, name)!r}.")
 
@@ -125,25 +127,27 @@ def simulate(
         average_us = network.average_us(learners)
     drawn = rng.integers(len(phases.step_us), size=(rounds, learners))
     first = _sums_of(phases.step_us, overlap)[drawn]
-    rest = _sums_of(phases.step_us, average_every)[drawn] - first
+    rest = _sums_of(phases.step_us, average_every)[drawn] - first + phases.round_us
     if cores is None or learners <= cores:
         spent, waited, total = _on_own_cores(first, rest, average_us, takes_last=not overlap)
     else:
         spent, waited, total = _on_shared_cores(first, rest, average_us, cores, takes_last=not overlap)
     steps_per_s = learners * average_every * rounds / total * 1e6
     alone = min(learners, cores or learners) / float(phases.step_us.mean()) * 1e6
+    on_steps = 1.0 - phases.round_us / (phases.round_us + average_every * float(phases.step_us.mean()))
+    training, waiting = spent / total * on_steps, waited / total
     return Scaling(
-        learners, average_every, steps_per_s, steps_per_s / alone, spent / total, waited / total,
-        max(0.0, (total - spent - waited) / total),
+        learners, average_every, steps_per_s, steps_per_s / alone, training, waiting,
+        max(0.0, 1.0 - training - waiting),
     )  # fmt: skip
 
 
 def _on_own_cores(
     first: np.ndarray, rest: np.ndarray, average_us: float, *, takes_last: bool
 ) -> tuple[float, float, float]:
-    """Microseconds of steps and of waiting for the slowest, means of the Learners, and of all rounds.
+    """Microseconds of work and of waiting for the slowest, means of the Learners, and of all rounds.
 
-    `first` and `rest` `(rounds, learners)` are the steps before and after a Learner needs the last average. With
+    `first` and `rest` `(rounds, learners)` are its work before and after a Learner needs the last average. With
     `takes_last`, the end is that of the last average.
     """
     now = np.zeros(first.shape[1])  # of each Learner
