@@ -258,11 +258,11 @@ class _Member:
     is_missed: bool = False
 
     def is_here(self, now: float, timeout_s: float) -> bool:
-        """Whether it takes part, and gave a sign of life within `timeout_s` and what its steps may take."""
+        """Whether it takes part, and gave a sign of life within `timeout_s`, or what its steps may take if longer."""
         beats = int(self.link.words[_BEATS])
         if beats != self.beats:
             self.beats, self.heard_at = beats, now
-        patience_s = timeout_s + float(self.link.words[_EXPECTED_US]) / 1e6
+        patience_s = max(timeout_s, float(self.link.words[_EXPECTED_US]) / 1e6)
         return bool(self.link.words[_JOINED]) and now - self.heard_at <= patience_s
 
 
