@@ -423,7 +423,7 @@ def main() -> None:
     rows = shown(learner_rows(CASES, 1.5, 2))
     rows += shown(efficiency_rows(CASES[1], 1.5, 2))
     rows += shown(peer_rows(CASES, 2.0, 2))
-    rows += shown(actor_rows(3.0, 3))
+    rows += shown(actor_rows(2.0, 3))
     write("scale", "make bench-scale", os.cpu_count() or 1, rows)
 
 
