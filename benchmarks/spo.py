@@ -1,10 +1,11 @@
 """SPO's experiments (thesis, Sec. 5.3.2) in sizes that fit here: what several Learners learn, and how they scale.
 
 Learning (Figures 5.10 to 5.13): compositions of examples/zoo, with one, two and four Learners and averages after every
-1, 8 and 32 gradient steps of each. The replay ratio, the batch and the replay are those of all Learners together. Runs
-go to their end; returns are those of the last weights over 100 greedy episodes that selected nothing. Rows compare
-interquartile means over the seeds, with bootstrap intervals of 95 %, and say whether these overlap with one Learner's.
-Runs are kept in benchmarks/results/spo/runs.json, and a later call makes only those that are missing.
+1, 8 and 32 gradient steps of each; for CartPole and Pendulum also two Learners whose averages overlap with the next 8
+steps. The replay ratio, the batch and the replay are those of all Learners together. Runs go to their end; returns are
+those of the last weights over 100 greedy episodes that selected nothing. Rows compare interquartile means over the
+seeds, with bootstrap intervals of 95 %, and say whether these overlap with one Learner's. Runs are kept in
+benchmarks/results/spo/runs.json, and a later call makes only those that are missing.
 
 Scaling (Figures 5.14 and 5.15): the scaling factor of Eq. 5.6, the rate of steps on whole batches by L Learners over L
 times that of one, for TD3 with two hidden layers of 256 and for DQN with the Nature CNN. Two Learners are measured;
@@ -20,7 +21,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -37,31 +38,74 @@ from pearl.atomic_file import write_text
 from pearl.backends.cpu.learner import NativeLearner
 from pearl.local_sgd.averaging import AveragingSpec
 from pearl.local_sgd.local_learner import LearnerSetup
-from pearl.local_sgd.simulation import Phases, simulate
+from pearl.local_sgd.simulation import simulate
 from pearl.spec import ReplaySpec
 
 FILE = RESULTS / "spo" / "runs.json"
 FIRST_SEED = 5001
 INTERVALS, OF_THESIS = (1, 8, 32), (5, 10, 25)
+OVERLAPPED = 8  # steps between averages, all of which overlap
 VECTORS = spaces.Box(-1.0, 1.0, (17,), np.float32), spaces.Box(-1.0, 1.0, (6,), np.float32)
 IMAGES = spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(6)
 
 
 @dataclass(frozen=True)
 class Learning:
-    """A composition, how many seeds it gets, and its steps if they are not the composition's."""
+    """A composition, how many seeds it gets, and its steps if they are not the composition's.
+
+    With `overlaps`, two Learners also go on while an average is made.
+    """
 
     composition: str
     seeds: int
     timesteps: int | None = None
+    overlaps: bool = False
 
-    def overrides(self, learners: int, every: int) -> dict[str, int]:
+    def overrides(self, how: Averaging) -> dict[str, int]:
         """What the composition gets besides."""
         steps = {} if self.timesteps is None else {"program.timesteps": self.timesteps}
-        return {**steps, "learners.count": learners, "learners.average_every": every}
+        overlap = {"learners.overlap": how.overlap} if how.overlap else {}
+        return {**steps, "learners.count": how.learners, "learners.average_every": how.every, **overlap}
+
+    def ways(self) -> Iterator[Averaging]:
+        """How the runs average; one Learner, which never does, comes first."""
+        yield ALONE
+        for learners in (2, 4):
+            for every in INTERVALS:
+                yield Averaging(learners, every)
+        if self.overlaps:
+            yield Averaging(2, OVERLAPPED, OVERLAPPED)
 
 
-LEARNING = (Learning("dqn-CartPole-v1", 5), Learning("sac-Pendulum-v1", 5), Learning("sac-Hopper-v5", 3, 60_000))
+class Averaging(NamedTuple):
+    """How many Learners average, after how many steps of each, and how many of these overlap with the next average."""
+
+    learners: int
+    every: int
+    overlap: int = 0
+
+    @classmethod
+    def of(cls, run: dict[str, Any]) -> Averaging:
+        """That of a recorded run."""
+        return cls(run["learners"], run["average_every"], run.get("overlap", 0))
+
+    @property
+    def recorded(self) -> dict[str, int]:
+        """The same in the record of a run."""
+        overlap = {"overlap": self.overlap} if self.overlap else {}
+        return {"learners": self.learners, "average_every": self.every, **overlap}
+
+    def __str__(self) -> str:
+        overlap = f", overlap {self.overlap}" if self.overlap else ""
+        return f"{self.learners} Learners, H = {self.every}{overlap}"
+
+
+ALONE = Averaging(1, 1)
+LEARNING = (
+    Learning("dqn-CartPole-v1", 5, overlaps=True),
+    Learning("sac-Pendulum-v1", 5, overlaps=True),
+    Learning("sac-Hopper-v5", 3, 60_000),
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +131,7 @@ class Network:
             replay=ReplaySpec(capacity),
             batch_size=batch - batch % learners,
             replay_ratio=float("inf"),
-            learning_starts=learners * 256,
+            learning_starts=capacity,
         )
 
 
@@ -98,31 +142,18 @@ CNN = Network("DQN Nature CNN", DQN, *IMAGES, {}, (256, 1024))
 # --- learning -------------------------------------------------------------------------------------------------------
 
 
-def pairs() -> Iterator[tuple[int, int]]:
-    """Numbers of Learners and intervals; one Learner, which never averages, comes first."""
-    yield 1, 1
-    for learners in (2, 4):
-        for every in INTERVALS:
-            yield learners, every
-
-
 def learned(case: Learning, seeds: int, runs: list[dict[str, Any]], file: Path | None) -> None:
     """Make the runs of a case that are missing in `runs`."""
     with tempfile.TemporaryDirectory() as scratch:
-        for learners, every in pairs():
-            same = {"learners": learners, "average_every": every}
-            made = {
-                run["seed"]
-                for run in runs
-                if run["composition"] == case.composition and all(run[key] == value for key, value in same.items())
-            }
+        for how in case.ways():
+            made = {run["seed"] for run in runs if run["composition"] == case.composition and Averaging.of(run) == how}
             missing = [seed for seed in range(FIRST_SEED, FIRST_SEED + seeds) if seed not in made]
             if not missing:
                 continue
-            folder = Path(scratch) / f"{learners}-{every}"
+            folder = Path(scratch) / "-".join(map(str, how))
             folder.mkdir()
-            found = train(case.composition, missing, folder, case.overrides(learners, every))
-            runs += [{**run, **same} for run in found]
+            found = train(case.composition, missing, folder, case.overrides(how))
+            runs += [{**run, **how.recorded} for run in found]
             if file is not None:
                 file.parent.mkdir(exist_ok=True)
                 write_text(file, json.dumps(runs, indent=1) + "\n")
@@ -131,20 +162,17 @@ def learned(case: Learning, seeds: int, runs: list[dict[str, Any]], file: Path |
 def learning_rows(case: Learning, runs: Sequence[dict[str, Any]]) -> Iterator[Row]:
     """Returns with several Learners beside those with one."""
     of_case = [run for run in runs if run["composition"] == case.composition]
-    returns = {
-        pair: np.array([run["last"] for run in of_case if (run["learners"], run["average_every"]) == pair])
-        for pair in pairs()
-    }
-    alone = returns.pop((1, 1))
+    returns = {how: np.array([run["last"] for run in of_case if Averaging.of(run) == how]) for how in case.ways()}
+    alone = returns.pop(ALONE)
     low, high = interval(alone)
-    for (learners, every), found in returns.items():
+    for how, found in returns.items():
         if not len(found):
             continue
         bounds = interval(found)
         verdict = "overlapping" if bounds[0] <= high and low <= bounds[1] else "apart"
         middle, theirs = float(interquartile_mean(found)), float(interquartile_mean(alone))
         peer = f"one Learner, {low:,.1f} to {high:,.1f}"
-        what = f"{case.composition}, {learners} Learners, H = {every}: return, {verdict}"
+        what = f"{case.composition}, {how}: return, {verdict}"
         yield Row(what, middle, "return", "higher", bounds, len(found), peer, theirs)
 
 
@@ -165,10 +193,9 @@ def scaling_rows(network: Network, batches: Sequence[int], seconds: float, repea
             case = f"{network.name}, batch {batch}, H = {every}"
             yield Row.of(f"{case}: 2 Learners", "scaling factor", "higher", np.array(rates) / 4 / one_per_s)
         for learners in (4, 6):
-            phases = phases_of(setup, learners, os.cpu_count() or 1, actions=network.actions, count=30, rounds=15)
-            of_share = Phases(phases.step_us, phases.average_us)
+            phases = phases_of(setup, learners, os.cpu_count() or 1, seconds, network.actions)
             for every in OF_THESIS:
-                found = simulate(of_share, learners, every, cores=learners).steps_per_s / learners**2 / one_per_s
+                found = simulate(phases, learners, every, cores=learners).steps_per_s / learners**2 / one_per_s
                 case = f"{network.name}, batch {batch}, H = {every}"
                 yield Row.of(f"{case}: {learners} Learners, simulated", "scaling factor", "higher", [found])
 
@@ -181,7 +208,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.update(ONE_THREAD)  # of the processes that it starts
     if arguments.quick:
-        case, runs = Learning(LEARNING[0].composition, 1, 2_000), []
+        case, runs = Learning(LEARNING[0].composition, 1, 2_000), list[dict[str, Any]]()
         learned(case, case.seeds, runs, None)
         shown(learning_rows(case, runs))
         shown(scaling_rows(MLP, MLP.batches[:1], 0.5, 1))

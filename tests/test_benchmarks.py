@@ -402,6 +402,17 @@ def test_learners_beyond_this_machine_are_simulated_with_the_limit_named():
     assert (setup.share, setup.spec.learners) == (32, 4)
 
 
+@pytest.mark.slow
+def test_phases_are_measured_of_all_learners_at_the_same_time():
+    """On one core, two Learners' steps take no longer than on two: their time there counts."""
+    shared, own = (scale.step_times(scale.CASES[0].setup(2, 1), cores, 0.3)[0] for cores in (1, 2))
+    for step_us in (shared, own):
+        assert len(step_us) >= 2 * scale.PART
+        np.testing.assert_array_equal(step_us.reshape(-1, scale.PART).std(axis=1), 0)
+    assert 0.2 < np.median(shared) / np.median(own) < 1.5
+    assert scale.phases_of(scale.CASES[0].setup, 2, 2, 0.3).average_us > 0
+
+
 def test_tasks_of_solving_are_compositions_of_the_zoo_with_settings_of_the_peers():
     for task in solve_time.TASKS:
         for name in task.zoo:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -13,14 +15,26 @@ from averaging_members import raise_error
 from gymnasium import spaces
 from trainers import FallingDQN
 
+from pearl.actors.report import Report
 from pearl.algorithms import DQN
 from pearl.algorithms.trainer import transition_of
 from pearl.backends.cpu.learner import NativeLearner
-from pearl.errors import CheckpointError, ConfigurationError, PearlError, ReplayError
+from pearl.errors import CheckpointError, ConfigurationError, PearlError, QueueClosedError, ReplayError
+from pearl.ipc.queues import Bell
 from pearl.local_sgd.averaging import Average, AveragingSpec
 from pearl.local_sgd.group import LearnerGroup
-from pearl.local_sgd.local_learner import LearnerSetup, LocalLearner
+from pearl.local_sgd.local_learner import (
+    BETA,
+    PROGRESS,
+    Commands,
+    LearnerProgress,
+    LearnerSetup,
+    LocalLearner,
+    ProcessSetup,
+    run_learner,
+)
 from pearl.local_sgd.parameters import TrainerParameters
+from pearl.local_sgd.shared_memory import AveragingServer
 from pearl.local_sgd.state_files import read_state, write_state
 from pearl.replay.schedules import Linear
 from pearl.spec import ReplaySpec
@@ -72,12 +86,16 @@ class Alone:
 
     def __init__(self, facts):
         self.facts, self.version, self.asked = np.array(facts, np.float64), 0, []
+        self.expected = []
 
     def join(self):
         return Average(0, self.first, np.full_like(self.facts, np.nan))
 
     def beat(self):
         pass
+
+    def expect(self, seconds):
+        self.expected.append(seconds)
 
     def leave(self):
         pass
@@ -121,6 +139,38 @@ def local_learner(setup, facts, make_averager=Alone):
     return LocalLearner(setup, 0, lambda layout: averager), averager
 
 
+class Endless:
+    """A queue whose host sends faster than a Learner takes."""
+
+    slots, closed = 4, False
+
+    def peek(self, timeout_s=0.0):
+        if self.closed:
+            raise QueueClosedError
+        return {**transitions(40), BETA: np.array([0.5]), PROGRESS: np.array([0.0])}, 40
+
+    def release(self):
+        pass
+
+
+def test_a_learner_trains_however_fast_transitions_come():
+    setup, queue = setup_of(1, replay_ratio=float("inf")), Endless()
+    report, commands = Report(len(dataclasses.fields(LearnerProgress))), Commands()
+    parameters = TrainerParameters(setup.make_trainer())
+    server = AveragingServer(setup.spec, parameters.layout, np.zeros(parameters.layout.count, np.float32), facts=2)
+    shared = ProcessSetup(0, server.link(0), queue, report, commands, Bell(), None, None)
+    server.launch()
+    thread = threading.Thread(target=run_learner, args=(setup, shared), daemon=True)
+    thread.start()
+    try:
+        until(lambda: LearnerProgress.of(report).steps >= 8)
+    finally:
+        queue.closed = commands.stops = True
+        thread.join(LONGEST_S)
+        server.close()
+    assert LearnerProgress.of(report).inserted <= 40 * 4 * (LearnerProgress.of(report).steps + 1)
+
+
 def test_a_learner_trains_as_often_as_the_ratio_allows_and_averages_every_h_steps():
     local, averager = local_learner(setup_of(), [[0, 0], [1, 1]])
     local.insert(transitions(19), 19, 0.5)
@@ -131,6 +181,9 @@ def test_a_learner_trains_as_often_as_the_ratio_allows_and_averages_every_h_step
         averages += local.train()
     assert averages == 2
     assert (local.progress.steps, local.progress.inserted, local.progress.version) == (10, 60, 2)
+    first, *others = averager.expected  # the first step may take long
+    assert first == 60
+    assert all(0 < seconds < LONGEST_S for seconds in others)
     local.finish()
     assert len(averager.asked) == 3
     assert local.wants_data

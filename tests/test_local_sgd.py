@@ -20,9 +20,10 @@ from pearl.actors.report import Report
 from pearl.algorithms import DQN
 from pearl.algorithms.trainer import policy_snapshot, transition_of
 from pearl.backends.cpu.learner import NativeLearner
-from pearl.errors import ConfigurationError, PearlError, QueueClosedError, TrainerError
+from pearl.errors import ConfigurationError, PearlError, QueueClosedError, QueueTimeoutError, TrainerError
 from pearl.learner.protocol import StepResult
 from pearl.learner.torch_learner import TorchLearner
+from pearl.local_sgd import shared_memory
 from pearl.local_sgd.averaging import AveragingSpec
 from pearl.local_sgd.local_learner import LearnerSetup, LocalLearner
 from pearl.local_sgd.parameters import ParameterLayout, TrainerParameters
@@ -304,6 +305,43 @@ def test_closing_wakes_those_that_wait():
     averages.close()
     thread.join(LONGEST_S)
     assert [type(error) for error in errors] == [QueueClosedError]
+
+
+def test_a_slow_learner_is_waited_for_but_a_server_that_is_gone_is_not(monkeypatch):
+    monkeypatch.setattr(shared_memory, "_PATIENCE_S", 0.2)
+    averages = server(2)
+    prompt, slow = (SharedMemoryAverager(averages.link(rank), LAYOUT) for rank in range(2))
+    prompt.join()
+    slow.join()
+    averages.launch()
+
+    def late():
+        time.sleep(0.5)
+        return slow.average(np.full(9, 3, np.float32), np.zeros(1))
+
+    found, _ = in_threads(lambda: prompt.average(np.ones(9, np.float32), np.zeros(1)), late)
+    np.testing.assert_array_equal(found.parameters, np.full(9, 2))
+    averages.close()
+    unserved = SharedMemoryAverager(server(1).link(0), LAYOUT)
+    unserved.join()
+    with pytest.raises(QueueTimeoutError, match="Learner 0 has heard nothing of the averaging's server"):
+        unserved.average(np.ones(9, np.float32), np.zeros(1))
+
+
+def test_a_learner_is_silent_for_as_long_as_its_steps_may_take():
+    averages = server(2, timeout_s=0.01)
+    prompt, slow = (SharedMemoryAverager(averages.link(rank), LAYOUT) for rank in range(2))
+    slow.expect(LONGEST_S)
+    prompt.join()
+    slow.join()
+    prompt.hand_in(np.ones(9, np.float32), np.zeros(1))
+    assert not averages.serve(0.0)
+    time.sleep(0.05)
+    assert not averages.serve(0.0)
+    slow.expect(0.0)
+    assert averages.serve(0.0)
+    np.testing.assert_array_equal(averages.newest().members, [True, False])
+    averages.close()
 
 
 # --- processes --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""RLlib's DQN with prioritized replay: the training half of its own `training_step`, in one thread."""
+"""RLlib's DQN, and SAC with Learners in processes, with prioritized replay: the training half of `training_step`.
+
+Each process has one thread.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ EPISODE = 200  # steps of each episode that fills the replay
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 
-def _start_ray() -> None:
+def _start_ray(cpus: int) -> None:
     """Start Ray's own processes on all cores, so that they need not share the measured core."""
     import ray
 
@@ -28,7 +31,7 @@ def _start_ray() -> None:
     atexit.register(end)
     core = os.sched_getaffinity(0)
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    ray.init(num_cpus=1, include_dashboard=False, object_store_memory=100 * 2**20, _temp_dir=folder)
+    ray.init(num_cpus=cpus, include_dashboard=False, object_store_memory=100 * 2**20, _temp_dir=folder)
     os.sched_setaffinity(0, core)
 
 
@@ -39,28 +42,27 @@ def make(case: Case) -> tuple[str, Train]:
     Learner make batches of them and train, and updates the priorities. The weights go to its environment runner once
     per call, not once per step.
     """
-    if case.algorithm != "dqn" or not case.hidden:
+    if not case.hidden or case.algorithm != ("sac" if case.learners else "dqn"):
         raise NotImplementedError("only its DQN with linear layers is compared")
     import numpy as np
     import ray
     import torch
     from ray.rllib.algorithms.dqn import DQNConfig, dqn
+    from ray.rllib.algorithms.sac import SACConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
     logging.disable(logging.WARNING)
-    _start_ray()
+    _start_ray(1 + case.learners)
     torch.set_num_threads(1)
+    config: Any = SACConfig() if case.algorithm == "sac" else DQNConfig().training(double_q=False, dueling=False)
     config = (
-        DQNConfig()
-        .environment(case.environment)
+        config.environment(case.environment)
         .framework("torch")
         .env_runners(num_env_runners=0)
-        .learners(num_learners=0)
+        .learners(num_learners=case.learners)
         .training(
-            train_batch_size=case.batch,
-            double_q=False,
-            dueling=False,
+            train_batch_size_per_learner=case.batch // max(1, case.learners),
             num_steps_sampled_before_learning_starts=0,
             replay_buffer_config={
                 "type": "PrioritizedEpisodeReplayBuffer",
@@ -78,13 +80,14 @@ def make(case: Case) -> tuple[str, Train]:
     algorithm: Any = config.build_algo()
     rng = np.random.default_rng(1)
     size = algorithm.env_runner.env.single_observation_space.shape
-    actions = int(algorithm.env_runner.env.single_action_space.n)
+    actions = algorithm.env_runner.env.single_action_space
+    actions.seed(1)
     for _ in range(case.slots // EPISODE):
         algorithm.local_replay_buffer.add(
             [
                 SingleAgentEpisode(
                     observations=list(rng.standard_normal((EPISODE + 1, *size), np.float32)),
-                    actions=list(rng.integers(0, actions, EPISODE)),
+                    actions=[actions.sample() for _ in range(EPISODE)],
                     rewards=list(rng.standard_normal(EPISODE)),
                     terminated=True,
                     len_lookback_buffer=0,

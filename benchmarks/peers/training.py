@@ -44,6 +44,7 @@ class Case:
     vector: bool = False  # the environment's own vector instead of one after the other
     threads: int = 1
     double: bool = False  # double DQN
+    learners: int = 0  # in processes of their own, which share each batch
 
     @property
     def title(self) -> str:

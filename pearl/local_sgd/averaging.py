@@ -48,6 +48,9 @@ class Averager(Protocol):
     def beat(self) -> None:
         """Give a sign of life; a Learner calls it at least once each gradient step, and while it waits for data."""
 
+    def expect(self, seconds: float) -> None:
+        """Say how long the next steps may take without a sign of life: for so long the others wait for it at least."""
+
     def average(self, parameters: np.ndarray, facts: np.ndarray) -> Average:
         """Hand in `(count,)` float32 and `(facts,)` float64, and wait for the next average.
 
@@ -86,8 +89,9 @@ class OverlappedAverager(Averager, Protocol):
 class AveragingSpec:
     """`learners` average their parameters after every `average_every` gradient steps of each (H).
 
-    A Learner that gives no sign of life for `timeout_s` seconds is not waited for. While an average is made, each
-    Learner makes `overlap` further steps, at most H (docs/local_sgd.md, "Overlap"); with 0 it waits.
+    A Learner that gives no sign of life for `timeout_s` seconds, or twice as long as its steps take, is not waited for.
+    While an average is made, each Learner makes `overlap` further steps, at most H (docs/local_sgd.md, "Overlap"); with
+    0 it waits.
     """
 
     learners: int

@@ -6,12 +6,11 @@ batches of B / L as often as the replay ratio allows for its own transitions: ov
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -276,27 +275,18 @@ class LearnerGroup:
         """
         assert self._states is not None
         self._begin_saving(self._states)
-        with self._held():
+        self.server.hold()
+        try:
             for running in self._running:
                 running.commands.save = self._saves
             self._await_saved()
+        finally:
+            self.server.go_on()
         return self._states
 
     def _begin_saving(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         self._saves += 1
-
-    @contextlib.contextmanager
-    def _held(self) -> Iterator[None]:
-        for running in self._running:
-            running.commands.is_held = True
-        self.server.hold()
-        try:
-            yield
-        finally:
-            self.server.go_on()
-            for running in self._running:
-                running.commands.is_held = False
 
     def _await_saved(self) -> None:
         """Wait until all that live have written the state that they were asked for."""

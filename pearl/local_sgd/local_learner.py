@@ -37,6 +37,7 @@ BETA, PROGRESS = "beta", "progress"  # fields of each message, after the columns
 _STAGES = 1000  # of a schedule over the run
 _WAIT_S = 0.02
 _LONGEST_S = 0.02  # of steps without a sign of life in between
+_FIRST_STEP_S = 60.0  # how long the first may take
 _MASS, _LEAST = range(2)  # the facts that Learners tell each other
 _SEED_OF_TRAINERS = 1 << 32  # far from the banks' numbers, so that draws and noise differ
 
@@ -242,11 +243,14 @@ class LocalLearner:
         """
         if not self._joined:
             self._joined = True
+            self._averager.expect(_FIRST_STEP_S)
             self._load(self._averager.join())
         spec = self._setup.spec
         left = (spec.overlap if self._awaits else spec.average_every) - self._since
         soon = 1 if self._step_s == 0 else max(1, int(_LONGEST_S / self._step_s))
         count = int(min(self._batches_due, left, soon))
+        if self._step_s:
+            self._averager.expect(2 * count * self._step_s)
         start = time.perf_counter()
         self._td_error = self._training.run(count, self._beta)
         now = time.perf_counter()
@@ -366,16 +370,15 @@ def transition_queue(transition: TransitionSpec, rows: int, slots: int) -> Trans
 class Commands:
     """What the host asks of a Learner's process besides transitions: words in shared memory, which the host writes.
 
-    `save` is the number of the state to write; while `is_held`, the host lets nobody average, and takes no silence for
-    a death; `stops` says that what is due need not be trained on any more.
+    `save` is the number of the state to write; `stops` says that what is due need not be trained on any more.
     """
 
     def __init__(self) -> None:
-        self._attach(SharedBuffer(24))
+        self._attach(SharedBuffer(16))
 
     def _attach(self, buffer: SharedBuffer) -> None:
         self._buffer = buffer
-        self._words = np.frombuffer(buffer.memory, np.int64, 3)
+        self._words = np.frombuffer(buffer.memory, np.int64, 2)
 
     def __getstate__(self) -> SharedBuffer:
         return self._buffer
@@ -393,22 +396,13 @@ class Commands:
         self._words[0] = number
 
     @property
-    def is_held(self) -> bool:
-        """Whether averaging is held."""
-        return bool(self._words[1])
-
-    @is_held.setter
-    def is_held(self, held: bool) -> None:
-        self._words[1] = held
-
-    @property
     def stops(self) -> bool:
         """Whether to end without training on what is due."""
-        return bool(self._words[2])
+        return bool(self._words[1])
 
     @stops.setter
     def stops(self, stops: bool) -> None:
-        self._words[2] = stops
+        self._words[1] = stops
 
 
 @dataclass(frozen=True)
@@ -465,8 +459,9 @@ class _LearnerProcess:
                 local.beat()
                 self._shared.report.beat()
                 self._answer()
-                while local.wants_data and self._take():
-                    pass
+                for _ in range(self._shared.transitions.slots):  # a host that is fast enough could go on for ever
+                    if not local.wants_data or not self._take():
+                        break
                 if not local.may_train:
                     self._take(_WAIT_S)
                 elif local.train():
@@ -500,11 +495,10 @@ class _LearnerProcess:
         self._shared.report.deliver([float(value) for value in dataclasses.astuple(progress)])
         self._shared.bell.ring()
 
-    def _meanwhile(self) -> bool:
-        """While it waits for an average; whether the host holds that up."""
+    def _meanwhile(self) -> None:
+        """While it waits for an average."""
         self._shared.report.beat()
         self._answer()
-        return self._shared.commands.is_held
 
     def _answer(self) -> None:
         """Write the state that the host asks for, with all transitions that it has sent."""

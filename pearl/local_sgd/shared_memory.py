@@ -27,8 +27,8 @@ from pearl.spec import FieldSpec
 logger = logging.getLogger("pearl.local_sgd")
 
 _POLL_S = 0.02
-_PATIENCE_S = 60.0  # of a Learner for the server, which answers in time or is gone
-_JOINED, _BEATS = 0, 1
+_PATIENCE_S = 60.0  # of a Learner for a server that gives no sign of life
+_JOINED, _BEATS, _EXPECTED_US = range(3)  # words of a link
 
 
 class _Averages:
@@ -36,10 +36,21 @@ class _Averages:
 
     def __init__(self, learners: int, count: int, facts: int, bell: Bell) -> None:
         buffer = SharedBuffer(_native.Snapshot.nbytes(8 * (1 + learners * facts) + 4 * count))
-        self._attach(learners, count, facts, bell, buffer, create=True)
+        self._attach(learners, count, facts, bell, buffer, SharedBuffer(8), create=True)
 
-    def _attach(self, learners: int, count: int, facts: int, bell: Bell, buffer: SharedBuffer, *, create: bool) -> None:
-        self._state = learners, count, facts, bell, buffer
+    def _attach(
+        self,
+        learners: int,
+        count: int,
+        facts: int,
+        bell: Bell,
+        buffer: SharedBuffer,
+        beats: SharedBuffer,
+        *,
+        create: bool,
+    ) -> None:
+        self._state = learners, count, facts, bell, buffer, beats
+        self._beats = np.frombuffer(beats.memory, np.int64, 1)
         numbers = 1 + learners * facts
         self._snapshot = snapshot = _native.Snapshot(buffer.memory, 8 * numbers + 4 * count, create)
         self.bell = bell
@@ -51,11 +62,20 @@ class _Averages:
         self._head = np.full(numbers, np.nan)
         self.facts = self._head[1:].reshape(learners, facts)
 
-    def __getstate__(self) -> tuple[int, int, int, Bell, SharedBuffer]:
+    def __getstate__(self) -> tuple[int, int, int, Bell, SharedBuffer, SharedBuffer]:
         return self._state
 
-    def __setstate__(self, state: tuple[int, int, int, Bell, SharedBuffer]) -> None:
+    def __setstate__(self, state: tuple[int, int, int, Bell, SharedBuffer, SharedBuffer]) -> None:
         self._attach(*state, create=False)
+
+    def beat(self) -> None:
+        """Writer: give a sign of life, also while there is nothing to average."""
+        self._beats[0] += 1
+
+    @property
+    def beats(self) -> int:
+        """How often the writer has given one. Any thread, any process."""
+        return int(self._beats[0])
 
     @property
     def version(self) -> int:
@@ -98,7 +118,7 @@ class Link:
     """What a Learner's process needs to take part; pass it to the process as it is spawned."""
 
     def __init__(self, rank: int, layout: ParameterLayout, messages: ColumnQueue, averages: _Averages) -> None:
-        self._attach(rank, layout, messages, averages, SharedBuffer(16))
+        self._attach(rank, layout, messages, averages, SharedBuffer(24))
 
     def _attach(
         self,
@@ -110,7 +130,7 @@ class Link:
     ) -> None:
         self.rank, self.layout, self.messages, self.averages, self._buffer = rank, layout, messages, averages, buffer
         # Single words, each with one writer.
-        self.words = np.frombuffer(buffer.memory, np.int64, 2)
+        self.words = np.frombuffer(buffer.memory, np.int64, 3)
 
     @property
     def facts(self) -> int:
@@ -150,12 +170,14 @@ def _messages(layout: ParameterLayout, facts: int, bell: Bell) -> ColumnQueue:
 class SharedMemoryAverager:
     """A Learner's side; see `Averager`. Raises TrainerError if the Learner's `layout` is not that of the server.
 
-    `meanwhile` is called again and again during the wait for an average, and returns whether the host holds it up.
+    A wait for an average lasts as long as the server gives signs of life: only the server judges other Learners, which
+    may be slow, or make their first steps. `meanwhile` is called again and again during such a wait.
     """
 
-    def __init__(self, link: Link, layout: ParameterLayout, meanwhile: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, link: Link, layout: ParameterLayout, meanwhile: Callable[[], None] = lambda: None) -> None:
         link.layout.require(layout)
         self._link, self._meanwhile = link, meanwhile
+        self._server_beats, self._heard_at = -1, time.monotonic()
         self._version = -1
         # The memory of what is handed in. Nobody else reads it from the average on until the next `hand_in`, nor at all
         # if the average is made without this Learner.
@@ -171,6 +193,10 @@ class SharedMemoryAverager:
         """Give a sign of life."""
         self._link.words[_BEATS] += 1
 
+    def expect(self, seconds: float) -> None:
+        """Say how long the next steps may take; see `Averager`."""
+        self._link.words[_EXPECTED_US] = int(seconds * 1e6)
+
     def average(self, parameters: np.ndarray, facts: np.ndarray) -> Average:
         """Hand in parameters and facts, and wait for the next average; see `Averager`."""
         self.hand_in(parameters, facts)
@@ -178,9 +204,9 @@ class SharedMemoryAverager:
 
     def hand_in(self, parameters: np.ndarray, facts: np.ndarray) -> None:
         """Hand in parameters and facts for the next average; see `OverlappedAverager`. `staging` is not copied."""
-        deadline = time.monotonic() + _PATIENCE_S
+        self._server_beats = -1
         while (message := self._link.messages.reserve(_POLL_S)) is None:  # one that came too late is not taken yet
-            deadline = self._waited(deadline)
+            self._wait_on()
         if parameters is not self.staging:
             message["parameters"][...] = parameters
         message["facts"][...] = facts
@@ -190,29 +216,32 @@ class SharedMemoryAverager:
     def take(self) -> Average:
         """Wait for the average after the last `hand_in`; see `OverlappedAverager`."""
         averages = self._link.averages
-        deadline = time.monotonic() + _PATIENCE_S
+        self._server_beats = -1
         while True:
             seen = averages.bell.value()
             if averages.version > self._version:
                 return self._taken(averages.read())
-            deadline = self._waited(deadline)
+            self._wait_on()
             averages.bell.wait(seen, _POLL_S)
 
     def leave(self) -> None:
         """Take part no longer; see `Averager`."""
         self._link.words[_JOINED] = 0
 
-    def _waited(self, deadline: float) -> float:
-        """Give a sign of life; the moment until which to wait, later if the host holds averaging up."""
+    def _wait_on(self) -> None:
+        """Give a sign of life; raise if the server has closed, or gives none."""
         self.beat()
         if self._link.messages.native.closed:
             raise QueueClosedError("The averaging is over: its server was closed.")
-        if time.monotonic() > deadline:
+        self._meanwhile()
+        now = time.monotonic()
+        if (beats := self._link.averages.beats) != self._server_beats:
+            self._server_beats, self._heard_at = beats, now
+        elif now - self._heard_at > _PATIENCE_S:
             raise QueueTimeoutError(
-                f"Learner {self._link.rank} got no average within {_PATIENCE_S:.0f} s: its server is gone or hangs. "
-                "Stop the run and resume it from its checkpoint."
+                f"Learner {self._link.rank} has heard nothing of the averaging's server for {_PATIENCE_S:.0f} s: it is "
+                "gone or hangs. Stop the run and resume it from its checkpoint."
             )
-        return time.monotonic() + _PATIENCE_S if self._meanwhile() else deadline
 
     def _taken(self, found: Average) -> Average:
         self._version = found.version
@@ -229,11 +258,12 @@ class _Member:
     is_missed: bool = False
 
     def is_here(self, now: float, timeout_s: float) -> bool:
-        """Whether it takes part, and gave a sign of life within `timeout_s`."""
+        """Whether it takes part, and gave a sign of life within `timeout_s`, or what its steps may take if longer."""
         beats = int(self.link.words[_BEATS])
         if beats != self.beats:
             self.beats, self.heard_at = beats, now
-        return bool(self.link.words[_JOINED]) and now - self.heard_at <= timeout_s
+        patience_s = max(timeout_s, float(self.link.words[_EXPECTED_US]) / 1e6)
+        return bool(self.link.words[_JOINED]) and now - self.heard_at <= patience_s
 
 
 class AveragingServer:
@@ -309,6 +339,7 @@ class AveragingServer:
 
     def serve(self, timeout_s: float) -> bool:
         """Wait at most `timeout_s` for a message; average if all that are waited for have handed in."""
+        self._averages.beat()
         seen = self._arrivals.value()
         with self._lock:
             if self._averaged():

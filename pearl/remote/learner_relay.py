@@ -236,7 +236,7 @@ class _LearnerRelay(Relay):
     def _orders(self) -> Orders:
         commands = self._shared.commands
         stops = commands.stops  # before `save`, which the host writes first
-        return Orders(commands.save, commands.is_held, stops)
+        return Orders(commands.save, stops)
 
     def _collected(self, *, all_of_it: bool) -> Transitions | None:
         """What waits here, up to a megabyte or for 50 ms; without a limit if `all_of_it`."""

@@ -62,7 +62,6 @@ class Orders:
     """What the host asks of a Learner; see `Commands`. `is_last`: no transitions come after those that come along."""
 
     save: int = 0
-    is_held: bool = False
     stops: bool = False
     is_last: bool = False
 
@@ -178,7 +177,6 @@ class RemoteLearner:
             return
         if transitions is not None:
             self._queue(transitions)
-        self._commands.is_held = orders.is_held
         self._commands.save = orders.save
         self._commands.stops = orders.stops  # after `save`: who sees it saves before the end
         if orders.is_last:
@@ -198,6 +196,8 @@ class RemoteLearner:
 
     def take(self) -> LearnerReply:
         """What the Learner did. Returns when it hands in parameters, or something else is urgent, or after 50 ms."""
+        if hasattr(self, "_averages"):
+            self._averages.beat()  # whoever asks brings averages from the server
         deadline = time.monotonic() + _LONGEST_S
         while not self._has_ended:
             seen = self._bell.value()
