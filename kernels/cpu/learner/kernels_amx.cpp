@@ -98,13 +98,13 @@ class TiledProduct {
           const std::uint16_t* const lefts[2] = {left + step * kBlock, left + (steps_ + step) * kBlock};
           const std::uint16_t* const rights[2] = {right + step * kBlock, right + (steps_ + step) * kBlock};
           if (two_rows && blocks == 2)
-            multiply<Parts, Parts, 2, 2>(lefts, rights, meanwhile);
+            multiply<Parts, Parts, 2, 2>(lefts, rights, sums_[turn_ ^ 1][0], meanwhile);
           else if (two_rows)
-            multiply<Parts, Parts, 2, 1>(lefts, rights, meanwhile);
+            multiply<Parts, Parts, 2, 1>(lefts, rights, sums_[turn_ ^ 1][0], meanwhile);
           else if (blocks == 2)
-            multiply<Parts, Parts, 1, 2>(lefts, rights, meanwhile);
+            multiply<Parts, Parts, 1, 2>(lefts, rights, sums_[turn_ ^ 1][0], meanwhile);
           else
-            multiply<Parts, Parts, 1, 1>(lefts, rights, meanwhile);
+            multiply<Parts, Parts, 1, 1>(lefts, rights, sums_[turn_ ^ 1][0], meanwhile);
         }
         split_up_to(right_end_);
         finish_all();

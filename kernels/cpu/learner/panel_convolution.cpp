@@ -70,15 +70,15 @@ PEARL_AMX_SIMD void zero_tiles() {
 // `multiply` of as many rows and columns of blocks as there are.
 template <std::size_t Left, std::size_t Right, class Meanwhile>
 PEARL_AMX_INLINE void multiply_blocks(std::size_t rows, std::size_t columns, const std::uint16_t* const* left,
-                                      const std::uint16_t* const* right, const Meanwhile& meanwhile) {
+                                      const std::uint16_t* const* right, float* spare, const Meanwhile& meanwhile) {
   if (rows == 2 && columns == 2)
-    multiply<Left, Right, 2, 2>(left, right, meanwhile);
+    multiply<Left, Right, 2, 2>(left, right, spare, meanwhile);
   else if (rows == 2)
-    multiply<Left, Right, 2, 1>(left, right, meanwhile);
+    multiply<Left, Right, 2, 1>(left, right, spare, meanwhile);
   else if (columns == 2)
-    multiply<Left, Right, 1, 2>(left, right, meanwhile);
+    multiply<Left, Right, 1, 2>(left, right, spare, meanwhile);
   else
-    multiply<Left, Right, 1, 1>(left, right, meanwhile);
+    multiply<Left, Right, 1, 1>(left, right, spare, meanwhile);
 }
 
 template <std::size_t Parts>
@@ -173,7 +173,7 @@ class Convolution {
           };
           const std::uint16_t* const left[2] = {at(column[0]), at(column[1]) + second};
           const std::uint16_t* const right[2] = {weights, weights + kSize<Parts>};
-          multiply_blocks<Parts, Parts>(rows, columns, left, right, meanwhile);
+          multiply_blocks<Parts, Parts>(rows, columns, left, right, sums_[turn_ ^ 1][0], meanwhile);
         }
       }
     }
@@ -437,7 +437,7 @@ class Gradients {
                                                     other == kOutside ? zeros : from + other};
               const std::uint16_t* const slopes = split_slopes_[y % 2] + (x * out_blocks + n) * kSize<Parts>;
               const std::uint16_t* const right[2] = {slopes, slopes + kSize<Parts>};
-              multiply_blocks<Rows::kParts, Parts>(rows, both, left, right, meanwhile);
+              multiply_blocks<Rows::kParts, Parts>(rows, both, left, right, spare_, meanwhile);
             }
             _tile_stored(0, c, stride);
             if (both == 2) _tile_stored(1, c + right_by, stride);
@@ -494,6 +494,7 @@ class Gradients {
   std::size_t columns_ = 0;
   std::uint16_t *ring_ = nullptr, *split_slopes_[2] = {};
   std::size_t next_ = 0, end_ = 0, next_slopes_ = 0, slopes_end_ = 0, number_ = 0, pair_ = 0;
+  alignas(64) float spare_[kLanes * kLanes];
 };
 
 template <std::size_t Parts>
