@@ -177,7 +177,7 @@ void ImageTrunk::use_panels() {
   if (kernels == nullptr) return;
   for (Step& step : steps_) {
     const MapShape &in = shapes_[step.in[0]], &out = shapes_[step.out];
-    if (step.op.kind != OpKind::conv2d || step.in[0] == 0 || in.channels % 16 != 0 || out.channels % 16 != 0) continue;
+    if (step.op.kind != OpKind::conv2d || step.in[0] == 0 || in.channels % 32 != 0 || out.channels % 32 != 0) continue;
     step.of_panels = true;
     step.forward = forward_of(step.op.window, in, out);
     step.backward = backward_of(step.op.window, in, out);

@@ -67,20 +67,6 @@ PEARL_AMX_SIMD void zero_tiles() {
   _tile_zero(3);
 }
 
-// `multiply` of as many rows and columns of blocks as there are.
-template <std::size_t Left, std::size_t Right, class Meanwhile>
-PEARL_AMX_INLINE void multiply_blocks(std::size_t rows, std::size_t columns, const std::uint16_t* const* left,
-                                      const std::uint16_t* const* right, float* spare, const Meanwhile& meanwhile) {
-  if (rows == 2 && columns == 2)
-    multiply<Left, Right, 2, 2>(left, right, spare, meanwhile);
-  else if (rows == 2)
-    multiply<Left, Right, 2, 1>(left, right, spare, meanwhile);
-  else if (columns == 2)
-    multiply<Left, Right, 1, 2>(left, right, spare, meanwhile);
-  else
-    multiply<Left, Right, 1, 1>(left, right, spare, meanwhile);
-}
-
 template <std::size_t Parts>
 PEARL_AMX_SIMD void pack(const PanelConvolution& c, const float* weights, std::uint16_t* parts) {
   const std::size_t taps = c.kernel[0] * c.kernel[1], row = c.out;
@@ -89,9 +75,7 @@ PEARL_AMX_SIMD void pack(const PanelConvolution& c, const float* weights, std::u
       for (std::size_t n = 0; n < c.out; n += kLanes, parts += kSize<Parts>)
         for (std::size_t i = 0; i < kLanes; ++i) {
           const float* even = weights + (tap * c.in + k + i) * row + n;
-          const bool whole = k + kLanes < c.in;
-          split<Parts>(_mm512_loadu_ps(even), whole ? _mm512_loadu_ps(even + kLanes * row) : _mm512_setzero_ps(),
-                       parts + i * kDepth);
+          split<Parts>(_mm512_loadu_ps(even), _mm512_loadu_ps(even + kLanes * row), parts + i * kDepth);
         }
 }
 
@@ -109,7 +93,7 @@ class Convolution {
         images_(images),
         tiles_((images + kLanes - 1) / kLanes),
         rows_((images + tiles_ - 1) / tiles_),
-        chunks_((c.in + kDepth - 1) / kDepth),
+        chunks_(c.in / kDepth),
         held_(c.rows),
         in_row_(c.width * chunks_ * tiles_ * kSize<Parts>) {}
 
@@ -132,12 +116,12 @@ class Convolution {
           const std::size_t x = order[i];
           const bool pair = tiles_ == 1 && i + 1 < order.size() && order[i + 1] == x + c.step;
           const std::size_t positions[2] = {x, pair ? order[i + 1] : x};
-          const std::size_t columns = std::min<std::size_t>(2, blocks - n), rows = pair || tiles_ == 2 ? 2 : 1;
-          multiply_position(y, positions, n, rows, columns);
+          const std::size_t rows = pair || tiles_ == 2 ? 2 : 1;
+          multiply_positions(y, positions, n, rows);
           float(*sums)[kLanes * kLanes] = sums_[turn_ ^= 1];
           store_tiles(sums);
           for (std::size_t tile = 0; tile < rows; ++tile)
-            for (std::size_t j = 0; j < columns; ++j) {
+            for (std::size_t j = 0; j < 2; ++j) {
               const std::size_t first = tiles_ == 2 ? tile * rows_ : 0, channel = (n + j) * kLanes;
               const std::size_t at = first * static_cast<std::size_t>(g.c_row) + y * result_row +
                                      positions[tile] * c.out + channel;
@@ -153,8 +137,8 @@ class Convolution {
   }
 
  private:
-  PEARL_AMX_SIMD void multiply_position(std::size_t y, const std::size_t* positions, std::size_t n, std::size_t rows,
-                                        std::size_t columns) {
+  // Two tiles of images, of one position or of two, and the channels from 16 `n` on, if there are two `rows`.
+  PEARL_AMX_SIMD void multiply_positions(std::size_t y, const std::size_t* positions, std::size_t n, std::size_t rows) {
     const std::size_t blocks = c.out / kLanes, second = tiles_ == 2 ? kSize<Parts> : 0;
     const auto meanwhile = [&] PEARL_AMX_SIMD __attribute__((always_inline)) { work(); };
     zero_tiles();
@@ -173,7 +157,10 @@ class Convolution {
           };
           const std::uint16_t* const left[2] = {at(column[0]), at(column[1]) + second};
           const std::uint16_t* const right[2] = {weights, weights + kSize<Parts>};
-          multiply_blocks<Parts, Parts>(rows, columns, left, right, sums_[turn_ ^ 1][0], meanwhile);
+          if (rows == 2)
+            multiply<Parts, Parts, 2, 2>(left, right, sums_[turn_ ^ 1][0], meanwhile);
+          else
+            multiply<Parts, Parts, 1, 2>(left, right, sums_[turn_ ^ 1][0], meanwhile);
         }
       }
     }
@@ -212,8 +199,7 @@ class Convolution {
     if (next_ == end_) return false;
     const std::size_t first = tile_ * rows_, k = chunk_ * kDepth, count = std::min(rows_, images_ - first);
     const float* from = in_.first + first * in_.image + next_ * in_.row + x_ * c.in + k;
-    const auto odd = static_cast<__mmask16>(k + kLanes < c.in ? 0xFFFF : 0);
-    split_ = {from, from + kLanes, static_cast<std::ptrdiff_t>(in_.image), 0xFFFF, odd, count, count,
+    split_ = {from, from + kLanes, static_cast<std::ptrdiff_t>(in_.image), 0xFFFF, 0xFFFF, count, count,
               ring_ + held_.slot(next_) * in_row_ + ((x_ * chunks_ + chunk_) * tiles_ + tile_) * kSize<Parts>};
     split_row_ = 0;
     if (++tile_ < tiles_) return true;
@@ -401,11 +387,9 @@ class Gradients {
     const std::size_t blocks = run_ / kLanes, out_blocks = out_ / kLanes, row = source_.size();
     const std::size_t slopes_row = columns * out_blocks * kSize<Parts>;
     columns_ = columns;
-    ring_ = memory(held_.count() * row + 2 * slopes_row + kSize<Parts>);
+    ring_ = memory(held_.count() * row + 2 * slopes_row);
     split_slopes_[0] = ring_ + held_.count() * row;
     split_slopes_[1] = split_slopes_[0] + slopes_row;
-    std::uint16_t* const zeros = split_slopes_[1] + slopes_row;
-    std::fill_n(zeros, kSize<Parts>, std::uint16_t{0});
     configure(kLanes);
     const auto stride = static_cast<long>(out_ * sizeof(float));
     const auto meanwhile = [&] PEARL_AMX_SIMD __attribute__((always_inline)) { work(); };
@@ -420,29 +404,24 @@ class Gradients {
         const std::uint16_t* const from = ring_ + held_.slot(static_cast<std::size_t>(met.place)) * row;
         for (std::size_t block = 0; block < blocks; block += 2)
           for (std::size_t n = 0; n < out_blocks; n += 2) {
-            const std::size_t rows = std::min<std::size_t>(2, blocks - block);
-            const std::size_t both = std::min<std::size_t>(2, out_blocks - n);
             float* const c = gradients + (met.tap * run_ + block * kLanes) * out_ + n * kLanes;
-            float* const below = rows == 2 ? c + kLanes * out_ : c;
-            const std::size_t right_by = both == 2 ? kLanes : 0;
+            float* const below = c + kLanes * out_;
             _tile_loadd(0, c, stride);
-            _tile_loadd(1, c + right_by, stride);
+            _tile_loadd(1, c + kLanes, stride);
             _tile_loadd(2, below, stride);
-            _tile_loadd(3, below + right_by, stride);
+            _tile_loadd(3, below + kLanes, stride);
             for (std::size_t x = 0; x < columns; ++x) {
               const std::size_t* const at = offsets.data() + x * blocks + block;
-              const std::size_t other = rows == 2 ? at[1] : kOutside;
-              if (at[0] == kOutside && other == kOutside) continue;
-              const std::uint16_t* const left[2] = {at[0] == kOutside ? zeros : from + at[0],
-                                                    other == kOutside ? zeros : from + other};
+              if (at[0] == kOutside) continue;
+              const std::uint16_t* const left[2] = {from + at[0], from + at[1]};
               const std::uint16_t* const slopes = split_slopes_[y % 2] + (x * out_blocks + n) * kSize<Parts>;
               const std::uint16_t* const right[2] = {slopes, slopes + kSize<Parts>};
-              multiply_blocks<Rows::kParts, Parts>(rows, both, left, right, spare_, meanwhile);
+              multiply<Rows::kParts, Parts, 2, 2>(left, right, spare_, meanwhile);
             }
             _tile_stored(0, c, stride);
-            if (both == 2) _tile_stored(1, c + right_by, stride);
-            if (rows == 2) _tile_stored(2, below, stride);
-            if (rows == 2 && both == 2) _tile_stored(3, below + right_by, stride);
+            _tile_stored(1, c + kLanes, stride);
+            _tile_stored(2, below, stride);
+            _tile_stored(3, below + kLanes, stride);
           }
       }
     }
@@ -511,7 +490,7 @@ void add_gradients(const PanelConvolution& c, std::size_t images, PanelMaps<cons
   Work(rows, c.rows, run, c.out, images, slopes, 1.0f).run(offsets, c.columns.size(), gradients);
 }
 
-bool fits_bytes(const ByteConvolution& c) { return c.run % kLanes == 0 && c.channels % kLanes == 0; }
+bool fits_bytes(const ByteConvolution& c) { return c.run % kDepth == 0 && c.channels % kDepth == 0; }
 
 template <std::size_t Parts>
 void add_byte_gradients(const ByteConvolution& c, std::size_t images, const std::uint8_t* bytes, std::size_t channels,

@@ -4,7 +4,7 @@
 // and right of each row. Then the patch under a convolution's kernel is one contiguous run per row of the kernel, and
 // each row of a convolution, and of its input's gradient, is one product of matrices (Gemm) whose vectors run over
 // channels. So one sample is as fast as many, and a sample's maps stay in cache. Where the kernels can (AMX), convolutions
-// whose channels come in sixteens take a panel's images together instead (panel_convolution.hpp).
+// whose channels come in blocks of 32 take a panel's images together instead (panel_convolution.hpp).
 #pragma once
 
 #include <cstddef>

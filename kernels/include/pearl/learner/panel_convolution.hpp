@@ -29,15 +29,13 @@ struct PanelMaps {
 
 // A convolution, or the gradient of one's input: a convolution of the result's gradient.
 struct PanelConvolution {
-  std::size_t in, out;          // channels: multiples of 16
+  std::size_t in, out;          // channels: multiples of 32
   std::size_t width;            // of the input
   std::size_t kernel[2];        // of the weights (row, column, in, out)
   std::size_t step;             // columns of the result that far apart meet the same columns of the kernel
   std::vector<std::vector<Meeting>> rows, columns;  // of each of the result; of rows, those inside alone
 
-  std::size_t parts() const {  // bfloat16 numbers that the weights become, at most
-    return kernel[0] * kernel[1] * ((in + 31) / 32 * 32) * out * 3;
-  }
+  std::size_t parts() const { return 3 * kernel[0] * kernel[1] * in * out; }  // numbers that the weights become, at most
 };
 
 struct PanelConvolutionKernels {
