@@ -117,14 +117,14 @@ ImageWorkspace::ImageWorkspace(const ImageTrunk& trunk, std::size_t panels, bool
     parts_ = AlignedArray<std::uint16_t>(trunk.first_.parts());
   }
   panel_parts_ = AlignedArray<std::uint16_t>(trunk.panel_parts_);
-  const std::size_t at_once = trunk.panels_ != nullptr ? panel : 1;
-  maps_ = AlignedArray<float>(trunk.map_floats_ * (gradients ? slots : at_once));
+  const bool of_panels = trunk.panels_ != nullptr;
+  maps_ = AlignedArray<float>(trunk.map_floats_ * (gradients ? slots : of_panels ? kForwardImages : 1));
   last_maps_ = AlignedArray<float>(last * slots);
   weights_ = AlignedArray<float>(trunk.weights_);
   scratch_ = AlignedArray<float>(2 * trunk.largest_weights_);
   if (!gradients) return;
   back_parts_ = AlignedArray<std::uint16_t>(trunk.back_parts_);
-  slopes_ = AlignedArray<float>(trunk.map_floats_ * at_once);
+  slopes_ = AlignedArray<float>(trunk.map_floats_ * (of_panels ? panel : 1));
   last_slopes_ = AlignedArray<float>(last * panel);
   back_weights_ = AlignedArray<float>(trunk.back_weights_);
   weight_gradients_ = AlignedArray<float>(trunk.weights_);
@@ -171,16 +171,19 @@ void ImageTrunk::use_amx() {
   if (amx->fits(first_)) amx_ = amx;
 }
 
-// The convolutions that can take a panel's images together.
+// The convolutions that can take a panel's images together, and whose kernels are so large that it is worth it.
 void ImageTrunk::use_panels() {
   const PanelConvolutionKernels* kernels = kernels_.of_panels;
   if (kernels == nullptr) return;
   for (Step& step : steps_) {
     const MapShape &in = shapes_[step.in[0]], &out = shapes_[step.out];
-    if (step.op.kind != OpKind::conv2d || step.in[0] == 0 || in.channels % 32 != 0 || out.channels % 32 != 0) continue;
+    const Window& w = step.op.window;
+    if (step.op.kind != OpKind::conv2d || step.in[0] == 0 || in.channels % 32 != 0 || out.channels % 32 != 0 ||
+        w.kernel[0] * w.kernel[1] < 4)
+      continue;
     step.of_panels = true;
-    step.forward = forward_of(step.op.window, in, out);
-    step.backward = backward_of(step.op.window, in, out);
+    step.forward = forward_of(w, in, out);
+    step.backward = backward_of(w, in, out);
     step.panel_parts = panel_parts_;
     panel_parts_ += step.forward.parts();
     step.back_parts = back_parts_;
@@ -415,15 +418,18 @@ void ImageTrunk::forward(const float* parameters, ImageWorkspace& workspace, std
       panels_->pack(step.forward, workspace.weights_.data() + step.weights,
                     workspace.panel_parts_.data() + step.panel_parts);
   workspace.read_ = nullptr;
-  const std::size_t block = at_once ? count : 1;
+  // Even shares of the images.
+  const std::size_t shares = (count + kForwardImages - 1) / kForwardImages;
+  const std::size_t block = at_once ? (count + shares - 1) / shares : 1;
   for (std::size_t i = 0; i < count; i += block) {
-    workspace.first_ = panel * size + i;
+    const std::size_t slot = panel * size + i, images = std::min(block, count - i);
+    workspace.first_ = slot;
     for (const Step& step : steps_) {
       const float* bias = step.op.bias == kNone ? nullptr : parameters + step.op.bias;
       if (at_once && step.of_panels)
-        forward_together(step, bias, workspace, workspace.first_, count);
+        forward_together(step, bias, workspace, slot, images);
       else
-        for (std::size_t k = 0; k < block; ++k) forward_step(step, bias, workspace, workspace.first_ + k);
+        for (std::size_t k = 0; k < images; ++k) forward_step(step, bias, workspace, slot + k);
     }
   }
   const MapShape& last = shapes_.back();

@@ -56,8 +56,9 @@ struct PanelConvolutionKernels {
                              PanelMaps<const float> slopes, float* gradients);
 };
 
-// Images for which these are worth it.
-inline constexpr std::size_t kLeastImages = 12;
+// Images of a panel for which these are worth it, and images that a forward pass takes at once: their maps stay in the L2
+// cache.
+inline constexpr std::size_t kLeastImages = 12, kForwardImages = 16;
 // Those of the kernels "amx" (LearnerKernels), `reduced` to 16 bits or not; only where the compiler knows AMX.
 const PanelConvolutionKernels& panel_convolution_kernels(bool reduced);
 
