@@ -1,5 +1,5 @@
-// Blocks of 16 x 32 and 32 x 16 numbers as products in AMX take them: how they are split into bfloat16 parts, multiplied,
-// and how sums are finished. kernels_amx.cpp says why the products of parts are as exact as float32.
+// Blocks of 16 x 32 and 32 x 16 numbers as products in AMX take them: how they are split into bfloat16 parts and
+// multiplied, and how sums are finished. kernels_amx.cpp says why the products of parts are as exact as float32.
 #pragma once
 
 #include "amx.hpp"
@@ -96,11 +96,11 @@ struct Finish {
 
 // The products of 16 x 32 by 32 x 16 numbers, or of two by two such blocks: six of their three parts, three of two; of
 // numbers on the left that are whole in one part, as many as the right has. After each, `meanwhile` gives the vector
-// units something to do. `spare`: 16 x 16 floats that are overwritten: a tile's store stalls for about 900 cycles if the
-// one before it is more than about 1,600 cycles ago (measured, Sapphire Rapids), which those here prevent.
+// units something to do. `spare`: 16 x 16 floats that are overwritten. A tile's store stalls for about 900 cycles if the
+// one before it is more than about 1,600 cycles ago (measured), so there is one here.
 template <std::size_t Left, std::size_t Right, int Rows, int Columns, class Meanwhile>
-PEARL_AMX_INLINE void multiply(const std::uint16_t* const* left, const std::uint16_t* const* right,
-                               float* spare, const Meanwhile& meanwhile) {
+PEARL_AMX_INLINE void multiply(const std::uint16_t* const* left, const std::uint16_t* const* right, float* spare,
+                               const Meanwhile& meanwhile) {
   const auto all = [&] PEARL_AMX_SIMD __attribute__((always_inline)) {
     _tile_dpbf16ps(0, 4, 6);
     if constexpr (Columns == 2) _tile_dpbf16ps(1, 4, 7);

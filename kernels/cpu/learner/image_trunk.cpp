@@ -537,8 +537,7 @@ void ImageTrunk::for_windows(const Step& step, const Visit& visit) const {
 void ImageTrunk::begin_backward(const float* parameters, ImageWorkspace& workspace, std::size_t panels) const {
   pack(parameters, workspace);
   bool any_alone = false, any_together = false;
-  for (std::size_t p = 0; p < panels; ++p)
-    (together(workspace.loaded_[p].count) ? any_together : any_alone) = true;
+  for (std::size_t p = 0; p < panels; ++p) (together(workspace.loaded_[p].count) ? any_together : any_alone) = true;
   for (const Step& step : steps_) {
     if (step.op.kind != OpKind::conv2d || step.in[0] == 0) continue;
     if (any_alone || !step.of_panels) pack_for_inputs(step, workspace);

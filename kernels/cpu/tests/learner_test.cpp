@@ -425,8 +425,8 @@ void test_images_together_in_amx() {
   const auto convolve = [&](std::ptrdiff_t from, std::size_t channels, std::size_t positions, const Window& window) {
     Op op{OpKind::conv2d, {from, kNone}, channels * positions, parameters};
     op.window = window;
-    op.bias = parameters +
-              static_cast<std::ptrdiff_t>(channels * window.channels * window.kernel[0] * window.kernel[1]);
+    op.bias =
+        parameters + static_cast<std::ptrdiff_t>(channels * window.channels * window.kernel[0] * window.kernel[1]);
     parameters = op.bias + static_cast<std::ptrdiff_t>(channels);
     ops.push_back(op);
   };

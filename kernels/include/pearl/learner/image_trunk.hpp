@@ -3,8 +3,8 @@
 // A feature map is stored row by row, position by position, its channels next to each other, with margins of zeros left
 // and right of each row. Then the patch under a convolution's kernel is one contiguous run per row of the kernel, and
 // each row of a convolution, and of its input's gradient, is one product of matrices (Gemm) whose vectors run over
-// channels. So one sample is as fast as many, and a sample's maps stay in cache. Where the kernels can (AMX), convolutions
-// whose channels come in blocks of 32 take a panel's images together instead (panel_convolution.hpp).
+// channels. So one sample is as fast as many, and a sample's maps stay in cache. Where the kernels can (AMX),
+// convolutions whose channels come in blocks of 32 take a panel's images together instead (panel_convolution.hpp).
 #pragma once
 
 #include <cstddef>
@@ -58,7 +58,7 @@ class ImageWorkspace {
   AlignedArray<std::uint16_t> panel_parts_, back_parts_;  // the weights of convolutions of panels
   AlignedArray<float> maps_;           // of each sample kept, but for the last map
   AlignedArray<float> last_maps_, last_slopes_;
-  AlignedArray<float> slopes_;      // gradients of maps: of one sample, or of a panel's
+  AlignedArray<float> slopes_;  // gradients of maps: of one sample, or of a panel's
   AlignedArray<float> weights_, back_weights_, weight_gradients_, scratch_;
 };
 
@@ -141,7 +141,7 @@ class ImageTrunk {
   const ByteConvolutionKernels* amx_ = nullptr;  // of the first step, if it is the only one that takes the input
   ByteConvolution first_{};
   const PanelConvolutionKernels* panels_ = nullptr;  // if a step is of panels
-  bool bytes_of_panels_ = false;  // whether the weights' gradient of `first_` is
+  bool bytes_of_panels_ = false;                     // whether the weights' gradient of `first_` is
   std::vector<MapShape> shapes_;     // of the maps that are stored
   std::vector<std::size_t> places_;  // of each map but the input and the last: floats of a sample's maps
   std::vector<Step> steps_;

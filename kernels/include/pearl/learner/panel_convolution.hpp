@@ -1,8 +1,8 @@
-// Convolutions of the images of a panel together in AMX, to the precision of the kernels' products (kernels_amx.cpp).
+// Convolutions of a panel's images together in AMX, with the precision of the kernels' products (kernels_amx.cpp).
 //
-// An output row of one image is too short for AMX: its tiles hold 16 rows, and these are 16 images here. Each position of
-// the input becomes a tile of 16 images and 32 channels, split into parts once for all positions of the result that
-// need it; of the weights' gradient, a tile of 16 channels and 32 images, whose products add up over the images. So
+// A row of one image's result is too short for AMX: its tiles hold 16 rows, and these are 16 images here. Each position
+// of the input becomes a tile of 16 images and 32 channels, split into parts once for all positions of the result that
+// need it; for the weights' gradient, a tile of 16 channels and 32 images, whose products add up over the images. So
 // every tile is full, and no patch is copied. Few images fill few rows: then AVX-512 is faster, image by image.
 #pragma once
 
@@ -29,13 +29,14 @@ struct PanelMaps {
 
 // A convolution, or the gradient of one's input: a convolution of the result's gradient.
 struct PanelConvolution {
-  std::size_t in, out;          // channels: multiples of 32
-  std::size_t width;            // of the input
-  std::size_t kernel[2];        // of the weights (row, column, in, out)
-  std::size_t step;             // columns of the result that far apart meet the same columns of the kernel
+  std::size_t in, out;    // channels: multiples of 32
+  std::size_t width;      // of the input
+  std::size_t kernel[2];  // of the weights (row, column, in, out)
+  std::size_t step;       // columns of the result that far apart meet the same columns of the kernel
   std::vector<std::vector<Meeting>> rows, columns;  // of each of the result; of rows, those inside alone
 
-  std::size_t parts() const { return 3 * kernel[0] * kernel[1] * in * out; }  // numbers that the weights become, at most
+  // bfloat16 numbers that the weights become, at most.
+  std::size_t parts() const { return 3 * kernel[0] * kernel[1] * in * out; }
 };
 
 struct PanelConvolutionKernels {
@@ -56,8 +57,8 @@ struct PanelConvolutionKernels {
                              PanelMaps<const float> slopes, float* gradients);
 };
 
-// Images of a panel for which these are worth it, and images that a forward pass takes at once: their maps stay in the L2
-// cache.
+// Images of a panel for which these are worth it, and images that a forward pass takes at once, so that their maps stay
+// in the L2 cache.
 inline constexpr std::size_t kLeastImages = 12, kForwardImages = 16;
 // Those of the kernels "amx" (LearnerKernels), `reduced` to 16 bits or not; only where the compiler knows AMX.
 const PanelConvolutionKernels& panel_convolution_kernels(bool reduced);
