@@ -136,6 +136,33 @@ def test_convolutions_of_bytes_in_amx_lose_no_digits(
         np.testing.assert_allclose(found, exact, rtol=0, atol=3e-7 * most + 1e-7)
 
 
+@pytest.mark.skipif("amx" not in VARIANTS, reason="needs AMX")
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    size=st.tuples(st.integers(7, 13), st.integers(7, 13)), tall=windows, wide=windows, last=windows,
+    channels=st.tuples(st.sampled_from([32, 64, 96]), st.sampled_from([32, 64])), bias=st.booleans(),
+    rows=st.sampled_from([12, 16, 17, 31, 32, 45]), of_bytes=st.booleans(),
+)  # fmt: skip
+def test_convolutions_of_a_panels_images_together_in_amx_are_exact(
+    size: tuple[int, int], tall: tuple[int, ...], wide: tuple[int, ...], last: tuple[int, ...],
+    channels: tuple[int, int], bias: bool, rows: int, of_bytes: bool,
+) -> None:  # fmt: skip
+    torch.manual_seed(rows)
+    kernel, stride, padding = zip(tall, wide, strict=True)
+    first = nn.Conv2d(4, 32, (2, 8) if of_bytes else 1, bias=bias)  # of bytes: in AMX too
+    middle = nn.Conv2d(32, channels[0], kernel, stride, padding, bias=bias)
+    layers = [ScaleBytes(), first, nn.ReLU(), middle, nn.ReLU(), nn.Conv2d(*channels, *last), nn.Flatten()]
+    shape = (4, size[0], size[1] + (7 if of_bytes else 0))
+    try:
+        width = nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[1]
+    except RuntimeError:
+        return  # a kernel is larger than what it moves over
+    x = torch.randint(0, 256, (rows, *shape), dtype=torch.uint8) if of_bytes else torch.randn(rows, *shape)
+    module = nn.Sequential(*layers, nn.Linear(width, 5))
+    if not has_a_kink(module, x):
+        assert_exact(module, x)
+
+
 class Branches(nn.Module):
     """A feature map used thrice, with another layout on each way."""
 

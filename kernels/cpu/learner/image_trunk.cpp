@@ -44,6 +44,50 @@ struct Span {
   std::size_t first, end, begin;  // begin: where it begins on the image
 };
 
+// Where rows (k = 0) or columns (1) of a convolution's result meet those of its input; those outside if `all`.
+std::vector<std::vector<Meeting>> meetings_of(const Window& w, int k, std::size_t out, std::size_t in, bool all) {
+  std::vector<std::vector<Meeting>> meetings(out);
+  for (std::size_t i = 0; i < out; ++i)
+    for (std::size_t tap = 0; tap < w.kernel[k]; ++tap) {
+      const std::size_t at = i * w.stride[k] + tap;
+      const bool inside = at >= w.padding[k] && at - w.padding[k] < in;
+      if (inside || all) meetings[i].push_back({inside ? signed_of(at - w.padding[k]) : -1, tap});
+    }
+  return meetings;
+}
+
+// The same of the gradient of its input, whose input is the gradient of the result.
+std::vector<std::vector<Meeting>> back_meetings_of(const Window& w, int k, std::size_t out, std::size_t in, bool all) {
+  std::vector<std::vector<Meeting>> meetings(in);
+  for (std::size_t i = 0; i < in; ++i)
+    for (std::size_t tap = (i + w.padding[k]) % w.stride[k]; tap < w.kernel[k]; tap += w.stride[k]) {
+      const std::size_t at = i + w.padding[k];
+      const bool inside = at >= tap && (at - tap) / w.stride[k] < out;
+      if (inside || all) meetings[i].push_back({inside ? signed_of((at - tap) / w.stride[k]) : -1, tap});
+    }
+  return meetings;
+}
+
+PanelConvolution forward_of(const Window& w, const MapShape& in, const MapShape& out) {
+  return {in.channels,
+          out.channels,
+          in.width,
+          {w.kernel[0], w.kernel[1]},
+          1,
+          meetings_of(w, 0, out.height, in.height, false),
+          meetings_of(w, 1, out.width, in.width, true)};
+}
+
+PanelConvolution backward_of(const Window& w, const MapShape& in, const MapShape& out) {
+  return {out.channels,
+          in.channels,
+          out.width,
+          {w.kernel[0], w.kernel[1]},
+          w.stride[1],
+          back_meetings_of(w, 0, out.height, in.height, false),
+          back_meetings_of(w, 1, out.width, in.width, true)};
+}
+
 template <int Channels, class T>
 void interleave(const T* planes, std::size_t positions, T* mixed) {
   for (std::size_t i = 0; i < positions; ++i)
@@ -72,12 +116,15 @@ ImageWorkspace::ImageWorkspace(const ImageTrunk& trunk, std::size_t panels, bool
     whole_ = AlignedArray<std::uint16_t>(trunk.shapes_.front().numbers());
     parts_ = AlignedArray<std::uint16_t>(trunk.first_.parts());
   }
-  maps_ = AlignedArray<float>(trunk.map_floats_ * (gradients ? slots : 1));
+  panel_parts_ = AlignedArray<std::uint16_t>(trunk.panel_parts_);
+  const bool of_panels = trunk.panels_ != nullptr;
+  maps_ = AlignedArray<float>(trunk.map_floats_ * (gradients ? slots : of_panels ? kForwardImages : 1));
   last_maps_ = AlignedArray<float>(last * slots);
   weights_ = AlignedArray<float>(trunk.weights_);
   scratch_ = AlignedArray<float>(2 * trunk.largest_weights_);
   if (!gradients) return;
-  slopes_ = AlignedArray<float>(trunk.map_floats_);
+  back_parts_ = AlignedArray<std::uint16_t>(trunk.back_parts_);
+  slopes_ = AlignedArray<float>(trunk.map_floats_ * (of_panels ? panel : 1));
   last_slopes_ = AlignedArray<float>(last * panel);
   back_weights_ = AlignedArray<float>(trunk.back_weights_);
   weight_gradients_ = AlignedArray<float>(trunk.weights_);
@@ -105,6 +152,7 @@ ImageTrunk::ImageTrunk(const LearnerKernels& kernels, std::size_t input_width, b
                        "); the network has " + std::to_string(input_width) + " inputs.");
   plan(ops, shapes);
   use_amx();
+  use_panels();
 }
 
 // Where the kernels and the first convolution allow it.
@@ -121,6 +169,30 @@ void ImageTrunk::use_amx() {
   first_ = {w.width * w.channels, w.stride[0] * w.width * w.channels, w.stride[1] * w.channels,
             w.kernel[1] * w.channels, w.kernel[0], out.height, out.width, out.channels, out.row()};
   if (amx->fits(first_)) amx_ = amx;
+}
+
+// The convolutions that can take a panel's images together, and whose kernels are so large that it is worth it.
+void ImageTrunk::use_panels() {
+  const PanelConvolutionKernels* kernels = kernels_.of_panels;
+  if (kernels == nullptr) return;
+  for (Step& step : steps_) {
+    const MapShape &in = shapes_[step.in[0]], &out = shapes_[step.out];
+    const Window& w = step.op.window;
+    if (step.op.kind != OpKind::conv2d || step.in[0] == 0 || in.channels % 32 != 0 || out.channels % 32 != 0 ||
+        w.kernel[0] * w.kernel[1] < 4)
+      continue;
+    step.of_panels = true;
+    step.forward = forward_of(w, in, out);
+    step.backward = backward_of(w, in, out);
+    step.panel_parts = panel_parts_;
+    panel_parts_ += step.forward.parts();
+    step.back_parts = back_parts_;
+    back_parts_ += step.backward.parts();
+    panels_ = kernels;
+  }
+  if (panels_ == nullptr) return;
+  bytes_of_panels_ = amx_ != nullptr && kernels->fits_bytes(first_);
+  map_floats_ = (map_floats_ / 16 | 1) * 16;  // an odd number of cache lines, so that images share few cache sets
 }
 
 std::size_t ImageTrunk::floats(const MapShape& shape) { return round_up(shape.height * shape.row(), 16); }
@@ -262,20 +334,34 @@ void ImageTrunk::widen_margins() {
 float* ImageTrunk::map(ImageWorkspace& workspace, std::size_t map, std::size_t slot) const {
   if (map == 0) return workspace.input_.data();
   if (is_last(map)) return workspace.last_maps_.data() + slot * floats(shapes_.back());
-  return workspace.maps_.data() + (workspace.keeps_maps_ ? slot * map_floats_ : 0) + places_[map];
+  return workspace.maps_.data() + (slot - (workspace.keeps_maps_ ? 0 : workspace.first_)) * map_floats_ + places_[map];
 }
 
 float* ImageTrunk::slope(ImageWorkspace& workspace, std::size_t map, std::size_t slot) const {
   if (is_last(map)) return workspace.last_slopes_.data() + slot % kernels_.panel * floats(shapes_.back());
-  return workspace.slopes_.data() + places_[map];
+  return workspace.slopes_.data() + (slot - workspace.first_) * map_floats_ + places_[map];
+}
+
+// A map, or its gradient, of the images from `slot` on.
+PanelMaps<float> ImageTrunk::maps_of(ImageWorkspace& workspace, std::size_t map, std::size_t slot, bool slopes) const {
+  const MapShape& shape = shapes_[map];
+  float* first = slopes ? slope(workspace, map, slot) : this->map(workspace, map, slot);
+  return {first + shape.inside(), is_last(map) ? floats(shape) : map_floats_, shape.row()};
 }
 
 void ImageTrunk::load(const void* images, std::size_t count, ImageWorkspace& workspace, std::size_t panel) const {
   workspace.loaded_[panel] = {images, count};
 }
 
-// The input as floats, or with `whole` as AMX reads it.
+const void* ImageTrunk::image(const ImageWorkspace& workspace, std::size_t slot) const {
+  const std::size_t panel = slot / kernels_.panel, bytes = shapes_.front().numbers() * (of_bytes_ ? 1 : sizeof(float));
+  return static_cast<const char*>(workspace.loaded_[panel].rows) + slot % kernels_.panel * bytes;
+}
+
+// The input as floats, or with `whole` as AMX reads it, unless it is there.
 void ImageTrunk::read_image(const void* image, ImageWorkspace& workspace, bool whole) const {
+  if (workspace.read_ == image) return;
+  workspace.read_ = image;
   const MapShape& shape = shapes_.front();
   const std::size_t row = shape.width * shape.channels;
   float* to = workspace.input_.data() + shape.inside();
@@ -323,39 +409,27 @@ void ImageTrunk::pack_for_inputs(const Step& step, ImageWorkspace& workspace) co
 
 void ImageTrunk::forward(const float* parameters, ImageWorkspace& workspace, std::size_t panel,
                          float* features) const {
+  const std::size_t size = kernels_.panel, count = workspace.loaded_[panel].count;
+  const bool at_once = together(count);
   pack(parameters, workspace);
   if (amx_ != nullptr) amx_->pack(first_, workspace.weights_.data() + steps_.front().weights, workspace.parts_.data());
-  const std::size_t size = kernels_.panel, count = workspace.loaded_[panel].count;
-  const auto* images = static_cast<const char*>(workspace.loaded_[panel].rows);
-  const std::size_t image_bytes = shapes_.front().numbers() * (of_bytes_ ? 1 : sizeof(float));
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::size_t slot = panel * size + i;
-    read_image(images + i * image_bytes, workspace, amx_ != nullptr);
+  for (const Step& step : steps_)
+    if (at_once && step.of_panels)
+      panels_->pack(step.forward, workspace.weights_.data() + step.weights,
+                    workspace.panel_parts_.data() + step.panel_parts);
+  workspace.read_ = nullptr;
+  // Even shares of the images.
+  const std::size_t shares = (count + kForwardImages - 1) / kForwardImages;
+  const std::size_t block = at_once ? (count + shares - 1) / shares : 1;
+  for (std::size_t i = 0; i < count; i += block) {
+    const std::size_t slot = panel * size + i, images = std::min(block, count - i);
+    workspace.first_ = slot;
     for (const Step& step : steps_) {
-      if (amx_ != nullptr && step.in[0] == 0) {
-        amx_->convolve(first_, workspace.whole_.data(), workspace.parts_.data(), kByteScale,
-                       step.op.bias == kNone ? nullptr : parameters + step.op.bias, step.relu,
-                       map(workspace, step.out, slot) + shapes_[step.out].inside());
-        continue;
-      }
-      const float* x = map(workspace, step.in[0], slot);
-      float* y = map(workspace, step.out, slot);
-      const std::size_t whole = floats(shapes_[step.out]);
-      switch (step.op.kind) {
-        case OpKind::conv2d:
-          convolve(step, x, workspace.weights_.data() + step.weights,
-                   step.op.bias == kNone ? nullptr : parameters + step.op.bias, y);
-          break;
-        case OpKind::max_pool2d:
-          pool(step, x, y);
-          break;
-        case OpKind::relu:
-          kernels_.relu(x, y, whole);
-          break;
-        default:
-          std::copy_n(x, whole, y);
-          kernels_.scale(map(workspace, step.in[1], slot), sign_of(step.op, 1), y, whole, true);
-      }
+      const float* bias = step.op.bias == kNone ? nullptr : parameters + step.op.bias;
+      if (at_once && step.of_panels)
+        forward_together(step, bias, workspace, slot, images);
+      else
+        for (std::size_t k = 0; k < images; ++k) forward_step(step, bias, workspace, slot + k);
     }
   }
   const MapShape& last = shapes_.back();
@@ -366,6 +440,41 @@ void ImageTrunk::forward(const float* parameters, ImageWorkspace& workspace, std
       kernels_.transpose(from + y * last.row() + x * last.channels, count, last.channels, one,
                          features + (y * last.width + x) * size, positions * size);
   for (std::size_t f = 0; f < last.numbers(); ++f) std::fill(features + f * size + count, features + (f + 1) * size, 0.0f);
+}
+
+// Of one image.
+void ImageTrunk::forward_step(const Step& step, const float* bias, ImageWorkspace& workspace, std::size_t slot) const {
+  for (std::size_t k = 0; k < step.op.input_count(); ++k)
+    if (step.in[k] == 0) read_image(image(workspace, slot), workspace, amx_ != nullptr);
+  const float* x = map(workspace, step.in[0], slot);
+  float* y = map(workspace, step.out, slot);
+  const std::size_t whole = floats(shapes_[step.out]);
+  switch (step.op.kind) {
+    case OpKind::conv2d:
+      if (amx_ != nullptr && step.in[0] == 0)
+        amx_->convolve(first_, workspace.whole_.data(), workspace.parts_.data(), kByteScale, bias, step.relu,
+                       y + shapes_[step.out].inside());
+      else
+        convolve(step, x, workspace.weights_.data() + step.weights, bias, y);
+      break;
+    case OpKind::max_pool2d:
+      pool(step, x, y);
+      break;
+    case OpKind::relu:
+      kernels_.relu(x, y, whole);
+      break;
+    default:
+      std::copy_n(x, whole, y);
+      kernels_.scale(map(workspace, step.in[1], slot), sign_of(step.op, 1), y, whole, true);
+  }
+}
+
+void ImageTrunk::forward_together(const Step& step, const float* bias, ImageWorkspace& workspace, std::size_t slot,
+                                  std::size_t images) const {
+  const PanelMaps<float> in = maps_of(workspace, step.in[0], slot, false);
+  panels_->convolve(step.forward, images, {in.first, in.image, in.row},
+                    workspace.panel_parts_.data() + step.panel_parts, bias, step.relu, false, nullptr,
+                    maps_of(workspace, step.out, slot, false));
 }
 
 void ImageTrunk::convolve(const Step& step, const float* x, const float* weights, const float* bias, float* y) const {
@@ -425,10 +534,21 @@ void ImageTrunk::for_windows(const Step& step, const Visit& visit) const {
   }
 }
 
-void ImageTrunk::begin_backward(const float* parameters, ImageWorkspace& workspace) const {
+void ImageTrunk::begin_backward(const float* parameters, ImageWorkspace& workspace, std::size_t panels) const {
   pack(parameters, workspace);
-  for (const Step& step : steps_)
-    if (step.op.kind == OpKind::conv2d && step.in[0] != 0) pack_for_inputs(step, workspace);
+  bool any_alone = false, any_together = false;
+  for (std::size_t p = 0; p < panels; ++p) (together(workspace.loaded_[p].count) ? any_together : any_alone) = true;
+  for (const Step& step : steps_) {
+    if (step.op.kind != OpKind::conv2d || step.in[0] == 0) continue;
+    if (any_alone || !step.of_panels) pack_for_inputs(step, workspace);
+    if (!any_together || !step.of_panels) continue;
+    const std::size_t taps = step.backward.kernel[0] * step.backward.kernel[1];
+    const std::size_t out = step.backward.in, in = step.backward.out;
+    const float* packed = workspace.weights_.data() + step.weights;
+    for (std::size_t tap = 0; tap < taps; ++tap)
+      kernels_.transpose(packed + tap * in * out, in, out, out, workspace.scratch_.data() + tap * in * out, in);
+    panels_->pack(step.backward, workspace.scratch_.data(), workspace.back_parts_.data() + step.back_parts);
+  }
   std::fill_n(workspace.weight_gradients_.data(), weights_, 0.0f);
 }
 
@@ -440,45 +560,76 @@ void ImageTrunk::backward_panel(ImageWorkspace& workspace, std::size_t panel, co
       kernels_.transpose(slopes + (y * last.width + x) * size, last.channels, count, positions * size,
                          workspace.last_slopes_.data() + y * last.row() + last.inside() + x * last.channels,
                          floats(last));
-  const auto* images = static_cast<const char*>(workspace.loaded_[panel].rows);
-  const std::size_t image_bytes = shapes_.front().numbers() * (of_bytes_ ? 1 : sizeof(float));
-  for (std::size_t i = 0; i < count; ++i) {
-    read_image(images + i * image_bytes, workspace, false);
-    backward_sample(workspace, panel * size + i);
-  }
-}
-
-void ImageTrunk::backward_sample(ImageWorkspace& workspace, std::size_t slot) const {
-  for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
-    const Op& op = step->op;
-    const std::size_t whole = floats(shapes_[step->out]);
-    const float *x = map(workspace, step->in[0], slot), *y = map(workspace, step->out, slot);
-    float* dy = slope(workspace, step->out, slot);
-    if (step->relu && !step->gated) kernels_.relu_backward(dy, y, dy, whole, false);
-    if (op.kind == OpKind::conv2d)
-      add_weight_gradients(*step, x, dy, workspace.weight_gradients_.data() + step->weights);
-    for (std::size_t k = 0; k < op.input_count(); ++k) {
-      if (step->in[k] == 0) continue;
-      float* dx = slope(workspace, step->in[k], slot);
-      switch (op.kind) {
-        case OpKind::conv2d:
-          input_gradients(*step, dy, workspace.back_weights_.data() + step->back_weights,
-                          step->gates_input ? x : nullptr, dx);
-          break;
-        case OpKind::max_pool2d:
-          pool_backward(*step, x, y, dy, dx);
-          break;
-        case OpKind::relu:
-          kernels_.relu_backward(dy, y, dx, whole, step->adds[0]);
-          break;
-        default:
-          kernels_.scale(dy, sign_of(op, k), dx, whole, step->adds[k]);
-      }
+  const bool at_once = together(count);
+  const std::size_t block = at_once ? count : 1;
+  workspace.read_ = nullptr;
+  for (std::size_t i = 0; i < count; i += block) {
+    workspace.first_ = panel * size + i;
+    for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
+      const bool of_bytes = bytes_of_panels_ && step->in[0] == 0;
+      if (at_once && (step->of_panels || of_bytes))
+        backward_together(*step, workspace, workspace.first_, count);
+      else
+        for (std::size_t k = 0; k < block; ++k) backward_step(*step, workspace, workspace.first_ + k);
     }
   }
 }
 
-// Adds to gradients (row, column, in, out), and to (out,) of the bias behind them.
+// Of one image.
+void ImageTrunk::backward_step(const Step& step, ImageWorkspace& workspace, std::size_t slot) const {
+  const Op& op = step.op;
+  const std::size_t whole = floats(shapes_[step.out]);
+  if (op.kind == OpKind::conv2d && step.in[0] == 0) read_image(image(workspace, slot), workspace, false);
+  const float *x = map(workspace, step.in[0], slot), *y = map(workspace, step.out, slot);
+  float* dy = slope(workspace, step.out, slot);
+  if (step.relu && !step.gated) kernels_.relu_backward(dy, y, dy, whole, false);
+  if (op.kind == OpKind::conv2d) {
+    add_weight_gradients(step, x, dy, workspace.weight_gradients_.data() + step.weights);
+    add_bias_gradients(step, dy, workspace.weight_gradients_.data() + step.weights);
+  }
+  for (std::size_t k = 0; k < op.input_count(); ++k) {
+    if (step.in[k] == 0) continue;
+    float* dx = slope(workspace, step.in[k], slot);
+    switch (op.kind) {
+      case OpKind::conv2d:
+        input_gradients(step, dy, workspace.back_weights_.data() + step.back_weights, step.gates_input ? x : nullptr,
+                        dx);
+        break;
+      case OpKind::max_pool2d:
+        pool_backward(step, x, y, dy, dx);
+        break;
+      case OpKind::relu:
+        kernels_.relu_backward(dy, y, dx, whole, step.adds[0]);
+        break;
+      default:
+        kernels_.scale(dy, sign_of(op, k), dx, whole, step.adds[k]);
+    }
+  }
+}
+
+void ImageTrunk::backward_together(const Step& step, ImageWorkspace& workspace, std::size_t slot,
+                                   std::size_t images) const {
+  float* gradients = workspace.weight_gradients_.data() + step.weights;
+  for (std::size_t k = 0; k < images; ++k) {
+    float* dy = slope(workspace, step.out, slot + k);
+    if (step.relu && !step.gated)
+      kernels_.relu_backward(dy, map(workspace, step.out, slot + k), dy, floats(shapes_[step.out]), false);
+    add_bias_gradients(step, dy, gradients);
+  }
+  const PanelMaps<float> of_result = maps_of(workspace, step.out, slot, true);
+  const PanelMaps<const float> slopes = {of_result.first, of_result.image, of_result.row};
+  if (!step.of_panels) {
+    const Window& w = step.op.window;
+    return panels_->add_byte_gradients(first_, images, static_cast<const std::uint8_t*>(image(workspace, slot)),
+                                       w.channels, w.height, w.width, kByteScale, slopes, gradients);
+  }
+  const PanelMaps<float> in = maps_of(workspace, step.in[0], slot, false);
+  panels_->add_gradients(step.forward, images, {in.first, in.image, in.row}, slopes, gradients);
+  panels_->convolve(step.backward, images, slopes, workspace.back_parts_.data() + step.back_parts, nullptr, false,
+                    step.adds[0], step.gates_input ? in.first : nullptr, maps_of(workspace, step.in[0], slot, true));
+}
+
+// Adds to gradients (row, column, in, out).
 void ImageTrunk::add_weight_gradients(const Step& step, const float* x, const float* dy, float* gradients) const {
   const Window& w = step.op.window;
   const MapShape &in = shapes_[step.in[0]], &out = shapes_[step.out];
@@ -505,14 +656,25 @@ void ImageTrunk::add_weight_gradients(const Step& step, const float* x, const fl
     gemm.depth = (end - first) * out.width;
     kernels_.gemm(gemm);
   }
+}
+
+// Adds to gradients (out,) of the bias, behind those of the weights.
+void ImageTrunk::add_bias_gradients(const Step& step, const float* dy, float* gradients) const {
   if (step.op.bias == kNone) return;
+  const MapShape& out = shapes_[step.out];
   const float one = 1.0f;
+  Gemm gemm{};
   gemm.a = &one;
-  gemm.a_step = gemm.a_segment = 0;
+  gemm.a_row = 1;
   gemm.b = dy + out.inside();
-  gemm.c = gradients + depth_of(w) * out.channels;
+  gemm.b_step = gemm.c_row = signed_of(out.channels);
+  gemm.b_segment = signed_of(out.row());
+  gemm.c = gradients + depth_of(step.op.window) * out.channels;
   gemm.m = 1;
+  gemm.n = out.channels;
   gemm.depth = out.positions();
+  gemm.segment = out.width;
+  gemm.accumulate = true;
   kernels_.gemm(gemm);
 }
 

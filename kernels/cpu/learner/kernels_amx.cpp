@@ -5,151 +5,23 @@
 // other three are below 2^-24 of the whole, which is what rounding a float32 loses. So the result is as exact as
 // AVX-512's. The reduced form takes high and middle alone, and three products: 16 bits of each factor. Numbers below
 // 2^-126 count as zeros, and an infinite factor gives NaN.
-#include "amx.hpp"
+#include "amx_blocks.hpp"
 #include "pearl/learner/kernels.hpp"
 
 #if defined(PEARL_AMX)
 
 #include <algorithm>
 
-#include "pearl/aligned.hpp"
 #include "pearl/learner/byte_convolution.hpp"
+#include "pearl/learner/panel_convolution.hpp"
 
 namespace pearl::learner {
 namespace {
 
 using namespace amx;
 
-constexpr std::size_t kBlock = kParts * kTileNumbers;  // the parts of 16 rows or columns and 32 steps
-constexpr std::size_t kMostSteps = 8;                  // of 32, that are summed at once
-constexpr std::size_t kMostBlocks = 128;               // of b that are held at once: 384 KiB
-// At a time. The tiles' unit falls behind if more than about 64 vector operations come between four of its products.
-constexpr std::size_t kSplitRows = 2, kFinishRows = 4;
-
-__mmask16 first_lanes(std::size_t count) {
-  return static_cast<__mmask16>(count >= kLanes ? 0xFFFFu : (1u << count) - 1);
-}
-
-// A block of a factor, 16 rows of a or 16 columns of b with 32 steps, that is split row by row into pairs of steps i
-// and i + 16. Numbers that the factor lacks are zeros.
-struct Split {
-  const float *even, *odd;
-  std::ptrdiff_t row;
-  __mmask16 even_lanes, odd_lanes;
-  std::size_t even_rows, odd_rows;  // others are zeros
-  std::uint16_t* to;
-
-  // Rows from `first` on.
-  template <std::size_t Parts>
-  PEARL_AMX_INLINE void do_rows(std::size_t first) const {
-    const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(first) * row;
-    std::uint16_t* const target = to + first * kDepth;
-    if ((even_lanes & odd_lanes) == 0xFFFF && std::min(even_rows, odd_rows) >= first + kSplitRows) {
-#pragma GCC unroll 4
-      for (std::size_t i = 0; i < kSplitRows; ++i) {
-        const std::ptrdiff_t from = at + static_cast<std::ptrdiff_t>(i) * row;
-        split<Parts>(_mm512_loadu_ps(even + from), _mm512_loadu_ps(odd + from), target + i * kDepth);
-      }
-      return;
-    }
-    for (std::size_t i = 0; i < kSplitRows; ++i) {
-      const std::ptrdiff_t from = at + static_cast<std::ptrdiff_t>(i) * row;
-      split<Parts>(_mm512_maskz_loadu_ps(first + i < even_rows ? even_lanes : 0, even + from),
-                   _mm512_maskz_loadu_ps(first + i < odd_rows ? odd_lanes : 0, odd + from), target + i * kDepth);
-    }
-  }
-};
-
-// What is done with the sums of 16 x 16: `rows` of them, and some columns, belong to c.
-struct Finish {
-  const float* sums;
-  std::size_t rows;
-  __mmask16 lanes;
-  float* c;
-  const float *bias, *gate;
-
-  // Rows from `first` on.
-  PEARL_AMX_INLINE void do_rows(const Gemm& g, bool accumulate, bool relu, std::size_t first) const {
-    __m512 value[kFinishRows];
-    const std::size_t count = std::min(kFinishRows, rows - first);
-    const auto each = [&](const auto& visit) PEARL_AMX_SIMD __attribute__((always_inline)) {
-#pragma GCC unroll 8
-      for (std::size_t i = 0; i < kFinishRows; ++i)
-        if (i < count) visit(value[i], first + i, static_cast<std::ptrdiff_t>(first + i) * g.c_row);
-    };
-    const __m512 none = _mm512_setzero_ps();
-    each([&](__m512& sum, std::size_t i, std::ptrdiff_t) PEARL_AMX_SIMD __attribute__((always_inline)) {
-      sum = _mm512_load_ps(sums + i * kLanes);
-    });
-    if (bias != nullptr)
-      each([&](__m512& sum, std::size_t i, std::ptrdiff_t) PEARL_AMX_SIMD __attribute__((always_inline)) {
-        sum = _mm512_add_ps(sum, g.bias_of_columns ? _mm512_maskz_loadu_ps(lanes, bias) : _mm512_set1_ps(bias[i]));
-      });
-    if (accumulate)
-      each([&](__m512& sum, std::size_t, std::ptrdiff_t at) PEARL_AMX_SIMD __attribute__((always_inline)) {
-        sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(lanes, c + at));
-      });
-    if (relu)
-      each([&](__m512& sum, std::size_t, std::ptrdiff_t) PEARL_AMX_SIMD __attribute__((always_inline)) {
-        sum = _mm512_max_ps(none, sum);  // a NaN stays a NaN
-      });
-    if (gate != nullptr)
-      each([&](__m512& sum, std::size_t, std::ptrdiff_t at) PEARL_AMX_SIMD __attribute__((always_inline)) {
-        const __m512 gates = _mm512_maskz_loadu_ps(lanes, gate + at);
-        sum = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(gates, none, _CMP_GT_OQ), sum);
-      });
-    each([&](__m512& sum, std::size_t, std::ptrdiff_t at) PEARL_AMX_SIMD __attribute__((always_inline)) {
-      _mm512_mask_storeu_ps(c + at, lanes, sum);
-    });
-  }
-};
-
-// The products of 16 x 32 by 32 x 16 numbers, or of two by two such blocks: six of their three parts, three of two.
-// After each, `meanwhile` gives the vector units something to do.
-template <std::size_t Parts, int Rows, int Columns, class Meanwhile>
-PEARL_AMX_INLINE void multiply(const std::uint16_t* const* left, const std::uint16_t* const* right,
-                               const Meanwhile& meanwhile) {
-  const auto all = [&] PEARL_AMX_SIMD __attribute__((always_inline)) {
-    _tile_dpbf16ps(0, 4, 6);
-    if constexpr (Columns == 2) _tile_dpbf16ps(1, 4, 7);
-    if constexpr (Rows == 2) _tile_dpbf16ps(2, 5, 6);
-    if constexpr (Rows == 2 && Columns == 2) _tile_dpbf16ps(3, 5, 7);
-    meanwhile();
-  };
-  const auto load_left = [&](std::size_t part) PEARL_AMX_SIMD __attribute__((always_inline)) {
-    _tile_loadd(4, left[0] + part * kTileNumbers, 64);
-    if constexpr (Rows == 2) _tile_loadd(5, left[1] + part * kTileNumbers, 64);
-  };
-  const auto load_right = [&](std::size_t part) PEARL_AMX_SIMD __attribute__((always_inline)) {
-    _tile_loadd(6, right[0] + part * kTileNumbers, 64);
-    if constexpr (Columns == 2) _tile_loadd(7, right[1] + part * kTileNumbers, 64);
-  };
-  // Small products first; each part on the right, which comes from the L2 cache, is loaded once.
-  load_left(0);
-  if constexpr (Parts == 3) {
-    load_right(2);
-    all();
-  }
-  load_right(1);
-  all();
-  load_left(1);
-  if constexpr (Parts == 3) all();
-  load_right(0);
-  all();
-  if constexpr (Parts == 3) {
-    load_left(2);
-    all();
-  }
-  load_left(0);
-  all();
-}
-
-// One thread's memory for split factors: grows to what the largest product needs.
-std::uint16_t* memory(std::size_t numbers) {
-  thread_local AlignedArray<std::uint16_t> array;
-  if (array.size() < numbers) array = AlignedArray<std::uint16_t>(numbers);
-  return array.data();
-}
+constexpr std::size_t kMostSteps = 8;     // of 32, that are summed at once
+constexpr std::size_t kMostBlocks = 128;  // of b that are held at once: 384 KiB
 
 // Whether the steps come in runs of 32, and the product is so large that splitting its factors is worth it (measured).
 template <std::size_t Parts>
@@ -226,13 +98,13 @@ class TiledProduct {
           const std::uint16_t* const lefts[2] = {left + step * kBlock, left + (steps_ + step) * kBlock};
           const std::uint16_t* const rights[2] = {right + step * kBlock, right + (steps_ + step) * kBlock};
           if (two_rows && blocks == 2)
-            multiply<Parts, 2, 2>(lefts, rights, meanwhile);
+            multiply<Parts, Parts, 2, 2>(lefts, rights, sums_[turn_ ^ 1][0], meanwhile);
           else if (two_rows)
-            multiply<Parts, 2, 1>(lefts, rights, meanwhile);
+            multiply<Parts, Parts, 2, 1>(lefts, rights, sums_[turn_ ^ 1][0], meanwhile);
           else if (blocks == 2)
-            multiply<Parts, 1, 2>(lefts, rights, meanwhile);
+            multiply<Parts, Parts, 1, 2>(lefts, rights, sums_[turn_ ^ 1][0], meanwhile);
           else
-            multiply<Parts, 1, 1>(lefts, rights, meanwhile);
+            multiply<Parts, Parts, 1, 1>(lefts, rights, sums_[turn_ ^ 1][0], meanwhile);
         }
         split_up_to(right_end_);
         finish_all();
@@ -383,6 +255,7 @@ LearnerKernels table_of(const char* name) {
   LearnerKernels table = *avx512_learner_kernels();
   table.name = name;
   table.of_bytes = &byte_convolution_kernels();
+  table.of_panels = &panel_convolution_kernels(Parts < kParts);
   table.gemm = gemm<Parts>;
   return table;
 }

@@ -465,10 +465,12 @@ PEARL_SIMD void move_toward(const float* online, float tau, float* target, std::
 }
 
 constexpr LearnerKernels table_of(const char* name) {
-  return {name,         kPanel,          nullptr,    gemm,       transpose,           relu,           tanh, relu_backward,
-          tanh_backward, scale,          scale_bytes, max_pool,           max_pool_backward, sum_features, add_row,
-          to_unit,      sum_transitions, layer_norm, layer_norm_backward, sum_of_squares, add,  adam,
-          sgd,          move_toward};
+  return {name,         kPanel,      nullptr,         nullptr,       gemm,
+          transpose,    relu,        tanh,            relu_backward, tanh_backward,
+          scale,        scale_bytes, max_pool,        max_pool_backward,
+          sum_features, add_row,     to_unit,         sum_transitions,
+          layer_norm,   layer_norm_backward,          sum_of_squares,
+          add,          adam,        sgd,             move_toward};
 }
 
 #undef PEARL_INLINE

@@ -15,6 +15,7 @@
 #include "pearl/learner/actor_critic.hpp"
 #include "pearl/learner/byte_convolution.hpp"
 #include "pearl/learner/dqn.hpp"
+#include "pearl/learner/panel_convolution.hpp"
 #include "pearl/learner/team.hpp"
 #include "pearl/normal.hpp"
 
@@ -369,6 +370,97 @@ void test_bytes_in_amx() {
     for (std::size_t i = 0; i < found[0].size(); ++i)
       CHECK(std::fabs(found[0][i] - found[1][i]) < 2e-5f * std::fmax(1.0f, std::fabs(found[0][i])));
     CHECK(found[0] != found[1]);  // two ways
+  }
+}
+
+// Outputs and gradients of a network of images, with the kernels that are selected.
+struct OfImages {
+  OfImages(std::size_t inputs, const std::vector<Op>& ops, const Floats& parameters, const Floats& images,
+           const Floats& slopes)
+      : gradients(parameters.size()) {
+    const Network network(inputs, ops, parameters.size());
+    const std::size_t rows = images.size() / inputs, outputs = network.output_width();
+    const std::size_t panel = network.kernels().panel, panels = (rows + panel - 1) / panel;
+    const std::size_t last_columns = network.last_columns(rows, rows);
+    values.resize(rows * outputs);
+    Workspace kept(network, panels, true), passing(network, panels, false);
+    const auto forward = [&](Workspace& workspace, float* to) {
+      for (std::size_t p = 0; p < panels; ++p)
+        network.load(images.data() + p * panel * inputs, std::min(panel, rows - p * panel), workspace, p);
+      network.forward(parameters.data(), workspace, panels, last_columns);
+      for (std::size_t p = 0; p < panels; ++p)
+        network.kernels().transpose(workspace.value(network.output(), p), outputs, std::min(panel, rows - p * panel),
+                                    panel, to + p * panel * outputs, outputs);
+    };
+    Floats without_gradients(values.size());
+    forward(passing, without_gradients.data());
+    forward(kept, values.data());
+    CHECK(values == without_gradients);
+    for (std::size_t p = 0; p < panels; ++p)
+      network.kernels().transpose(slopes.data() + p * panel * outputs, std::min(panel, rows - p * panel), outputs,
+                                  outputs, kept.gradient(network.output(), p), panel);
+    network.backward(parameters.data(), gradients.data(), kept, panels, rows, last_columns, false, false);
+  }
+
+  Floats values, gradients;
+};
+
+double distance(const Floats& found, const Floats& expected) {
+  double squares = 0.0, whole = 0.0;
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const double x = static_cast<double>(found[i]), y = static_cast<double>(expected[i]);
+    squares += (x - y) * (x - y);
+    whole += y * y;
+  }
+  return std::sqrt(squares / whole);
+}
+
+// Convolutions of a panel's images together in AMX: those of AVX-512 but for rounding, whatever the batch. With a
+// stride, a padding and a kernel that differ by direction, and a map whose gradient has two parts.
+void test_images_together_in_amx() {
+  if (learner_kernels().of_panels == nullptr) return;
+  constexpr std::size_t kInputs = 3 * 11 * 9, kOutputs = 7;
+  std::vector<Op> ops;
+  std::ptrdiff_t parameters = 0;
+  const auto convolve = [&](std::ptrdiff_t from, std::size_t channels, std::size_t positions, const Window& window) {
+    Op op{OpKind::conv2d, {from, kNone}, channels * positions, parameters};
+    op.window = window;
+    op.bias =
+        parameters + static_cast<std::ptrdiff_t>(channels * window.channels * window.kernel[0] * window.kernel[1]);
+    parameters = op.bias + static_cast<std::ptrdiff_t>(channels);
+    ops.push_back(op);
+  };
+  convolve(0, 32, 11 * 9, {3, 11, 9, {3, 3}, {1, 1}, {1, 1}});
+  ops.push_back({OpKind::relu, {1, kNone}, 32 * 11 * 9});
+  convolve(2, 64, 5 * 4, {32, 11, 9, {4, 3}, {2, 3}, {1, 2}});
+  ops.push_back({OpKind::relu, {3, kNone}, 64 * 5 * 4});
+  convolve(4, 64, 5 * 4, {64, 5, 4, {3, 3}, {1, 1}, {1, 1}});
+  ops.push_back({OpKind::add, {4, 5}, 64 * 5 * 4});
+  convolve(6, 32, 3 * 2, {64, 5, 4, {3, 3}, {2, 2}, {1, 1}});
+  ops.push_back({OpKind::flatten, {7, kNone}, 32 * 3 * 2});
+  ops.push_back({OpKind::linear, {8, kNone}, kOutputs, parameters, kNone});
+  const auto count = static_cast<std::size_t>(parameters) + kOutputs * 32 * 3 * 2;
+  const Floats weights = random_floats(count, 51, 0.1f), images = random_floats(48 * kInputs, 52);
+  const Floats slopes = random_floats(48 * kOutputs, 53);
+  Floats first;
+  for (const std::size_t rows : {48u, 32u, 17u, 12u, 11u}) {
+    const Floats x(images.begin(), images.begin() + static_cast<std::ptrdiff_t>(rows * kInputs));
+    select_learner_kernels("avx512");
+    const OfImages expected(kInputs, ops, weights, x, slopes);
+    select_learner_kernels("amx");
+    const OfImages found(kInputs, ops, weights, x, slopes);
+    CHECK(distance(found.values, expected.values) < 1e-6);
+    CHECK(distance(found.gradients, expected.gradients) < 2e-6);
+    CHECK((found.values == expected.values) == (rows < 12));  // two ways
+    if (rows < 12) continue;
+    if (first.empty()) first = Floats(found.values.begin(), found.values.begin() + 12 * kOutputs);
+    CHECK(std::equal(first.begin(), first.end(), found.values.begin()));
+    select_matmul_precision("high");
+    const OfImages rough(kInputs, ops, weights, x, slopes);
+    select_matmul_precision("highest");
+    CHECK(distance(rough.values, expected.values) < 3e-5);
+    CHECK(distance(rough.gradients, expected.gradients) < 1e-2);  // a ReLU may decide otherwise
+    CHECK(rough.values != found.values);
   }
 }
 
@@ -734,6 +826,7 @@ int main() {
     test_gradients();
     test_gradients_of_images();
     test_bytes_in_amx();
+    test_images_together_in_amx();
     test_images_are_refused_where_they_are_unknown();
     test_training();
     test_masks();

@@ -3,7 +3,8 @@
 // A feature map is stored row by row, position by position, its channels next to each other, with margins of zeros left
 // and right of each row. Then the patch under a convolution's kernel is one contiguous run per row of the kernel, and
 // each row of a convolution, and of its input's gradient, is one product of matrices (Gemm) whose vectors run over
-// channels. So one sample is as fast as many, and a sample's maps stay in cache.
+// channels. So one sample is as fast as many, and a sample's maps stay in cache. Where the kernels can (AMX),
+// convolutions whose channels come in blocks of 32 take a panel's images together instead (panel_convolution.hpp).
 #pragma once
 
 #include <cstddef>
@@ -14,6 +15,7 @@
 #include "pearl/learner/byte_convolution.hpp"
 #include "pearl/learner/kernels.hpp"
 #include "pearl/learner/op.hpp"
+#include "pearl/learner/panel_convolution.hpp"
 
 namespace pearl::learner {
 
@@ -46,14 +48,17 @@ class ImageWorkspace {
   };
 
   bool keeps_maps_;
+  std::size_t first_ = 0;           // the slot that the first maps belong to, unless all are kept
+  const void* read_ = nullptr;      // the image in `input_` or `whole_`
   std::vector<Loaded> loaded_;      // of each panel
   AlignedArray<float> input_;       // a sample's input
   AlignedArray<std::uint8_t> mixed_;  // a sample's bytes with channels last
   AlignedArray<std::uint16_t> whole_;  // the same in bfloat16, for AMX
   AlignedArray<std::uint16_t> parts_;  // the first convolution's weights for AMX
+  AlignedArray<std::uint16_t> panel_parts_, back_parts_;  // the weights of convolutions of panels
   AlignedArray<float> maps_;           // of each sample kept, but for the last map
   AlignedArray<float> last_maps_, last_slopes_;
-  AlignedArray<float> slopes_;      // gradients of one sample's maps
+  AlignedArray<float> slopes_;  // gradients of maps: of one sample, or of a panel's
   AlignedArray<float> weights_, back_weights_, weight_gradients_, scratch_;
 };
 
@@ -77,7 +82,7 @@ class ImageTrunk {
   template <class Slopes>
   void backward(const float* parameters, float* gradients, ImageWorkspace& workspace, std::size_t panels,
                 bool accumulate, const Slopes& slopes) const {
-    begin_backward(parameters, workspace);
+    begin_backward(parameters, workspace, panels);
     for (std::size_t p = 0; p < panels; ++p) backward_panel(workspace, p, slopes(p));
     end_backward(gradients, workspace, accumulate);
   }
@@ -92,6 +97,9 @@ class ImageTrunk {
     bool gates_input = false;       // applies the derivative of its input's ReLU in the same pass
     bool gated = false;             // the user of its result has applied its ReLU's derivative
     std::size_t weights = 0, back_weights = 0;  // where the workspace holds them
+    bool of_panels = false;                     // can take a panel's images together, in these two ways
+    PanelConvolution forward{}, backward{};
+    std::size_t panel_parts = 0, back_parts = 0;
   };
 
   static std::size_t floats(const MapShape& shape);
@@ -102,16 +110,26 @@ class ImageTrunk {
   MapShape result_of(const Op& op, std::size_t index, std::vector<MapShape>& shapes) const;
   void plan(const std::vector<Op>& ops, const std::vector<MapShape>& shapes);
   void use_amx();
+  void use_panels();
   void widen_margins();
+  // Whether so many images of a panel are taken together, one step after the other; else one image after the other.
+  bool together(std::size_t images) const { return panels_ != nullptr && images >= kLeastImages; }
+  const void* image(const ImageWorkspace& workspace, std::size_t slot) const;
   void read_image(const void* image, ImageWorkspace& workspace, bool whole) const;
   void pack(const float* parameters, ImageWorkspace& workspace) const;
   void pack_for_inputs(const Step& step, ImageWorkspace& workspace) const;
-  void begin_backward(const float* parameters, ImageWorkspace& workspace) const;
+  PanelMaps<float> maps_of(ImageWorkspace& workspace, std::size_t map, std::size_t slot, bool slopes) const;
+  void forward_step(const Step& step, const float* bias, ImageWorkspace& workspace, std::size_t slot) const;
+  void forward_together(const Step& step, const float* bias, ImageWorkspace& workspace, std::size_t slot,
+                        std::size_t images) const;
+  void begin_backward(const float* parameters, ImageWorkspace& workspace, std::size_t panels) const;
   void backward_panel(ImageWorkspace& workspace, std::size_t panel, const float* slopes) const;
-  void backward_sample(ImageWorkspace& workspace, std::size_t slot) const;
+  void backward_step(const Step& step, ImageWorkspace& workspace, std::size_t slot) const;
+  void backward_together(const Step& step, ImageWorkspace& workspace, std::size_t slot, std::size_t images) const;
   void end_backward(float* gradients, ImageWorkspace& workspace, bool accumulate) const;
   void convolve(const Step& step, const float* x, const float* weights, const float* bias, float* y) const;
   void add_weight_gradients(const Step& step, const float* x, const float* dy, float* gradients) const;
+  void add_bias_gradients(const Step& step, const float* dy, float* gradients) const;
   void input_gradients(const Step& step, const float* dy, const float* weights, const float* gate, float* dx) const;
   template <class Visit>
   void for_windows(const Step& step, const Visit& visit) const;
@@ -122,10 +140,13 @@ class ImageTrunk {
   bool of_bytes_;
   const ByteConvolutionKernels* amx_ = nullptr;  // of the first step, if it is the only one that takes the input
   ByteConvolution first_{};
+  const PanelConvolutionKernels* panels_ = nullptr;  // if a step is of panels
+  bool bytes_of_panels_ = false;                     // whether the weights' gradient of `first_` is
   std::vector<MapShape> shapes_;     // of the maps that are stored
   std::vector<std::size_t> places_;  // of each map but the input and the last: floats of a sample's maps
   std::vector<Step> steps_;
   std::size_t map_floats_ = 0, weights_ = 0, back_weights_ = 0, largest_weights_ = 0;
+  std::size_t panel_parts_ = 0, back_parts_ = 0;
 };
 
 }  // namespace pearl::learner

@@ -60,11 +60,13 @@ struct PoolWindow {
 };
 
 struct ByteConvolutionKernels;
+struct PanelConvolutionKernels;
 
 struct LearnerKernels {
   const char* name;
   std::size_t panel;
-  const ByteConvolutionKernels* of_bytes;  // null without AMX
+  const ByteConvolutionKernels* of_bytes;    // null without AMX
+  const PanelConvolutionKernels* of_panels;  // the same
 
   // Any n; does not touch rows of c and b beyond n.
   void (*gemm)(const Gemm& gemm);
