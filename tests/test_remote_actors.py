@@ -1,5 +1,6 @@
 """Actors on the nodes of a Ray cluster."""
 
+import math
 import os
 import signal
 import sys
@@ -163,6 +164,22 @@ def test_rollouts_are_refused_and_a_missing_extra_is_named(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"pearl-toolkit\[ray\]"):
         RemoteProcesses("local", [], [], wsq)
+
+
+@pytest.mark.slow
+def test_a_remote_actor_that_hangs_is_ended_and_replaced(run: Run) -> None:
+    for actor in range(2):
+        assert run.message(actor)[1] > 0
+    pid = run.group.pids[1]
+    run.group._timeout_s = 5.0
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: run.drained() and run.group.restarts, run.group)
+    run.group._timeout_s = math.inf  # a new one takes its time
+    assert run.message(0)[1] > 0
+    until(lambda: run.drained() and run.group.pids[1] not in (0, pid), run.group)
+    for _ in range(5):
+        assert run.message(1)[1] > 0
+    until(lambda: not programs.is_alive(pid))
 
 
 @pytest.mark.slow

@@ -226,6 +226,33 @@ def test_learners_that_nodes_cannot_make_are_refused_at_the_start(
         made.close()
 
 
+@pytest.mark.slow
+def test_a_node_with_another_version_is_named(nodes: Callable[[int], Nodes], tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text('import numpy\nnumpy.__version__ = "0.1"\n')
+    cluster = nodes(1)
+    cluster.add(env_vars={"PYTHONPATH": str(tmp_path)})
+    made = Run(cluster.address, tmp_path / "states")
+    try:
+        with pytest.raises(ClusterError, match=r"Node .* has NumPy 0\.1; the run needs .* same version on all nodes"):
+            made.group.wait_until_ready()
+    finally:
+        made.close()
+
+
+@pytest.mark.slow
+def test_messages_that_ray_loses_hang_nobody(
+    nodes: Callable[[int], Nodes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's own fault injection: of each process's calls of actors, requests and replies fail, five in all."""
+    faults = {"num_failures": 5, "req_failure_prob": 5, "resp_failure_prob": 5}
+    monkeypatch.setenv("RAY_testing_rpc_failure", json.dumps({"CoreWorkerService.grpc_client.PushTask": faults}))
+    with running(nodes(2).address, tmp_path / "states", most_deaths=1000) as run:
+        run.until(lambda: run.group.restarts >= 2)
+        run.until_members(True, True)
+        run.group.save()
+        run.until_members(True, True)
+
+
 # Fills the object store of its node, or of the first node with CPUs, and keeps it full.
 HOG = """
 import sys, time
