@@ -152,9 +152,11 @@ def connected(address: str, needs: Needs) -> Any:
         os.environ.setdefault("RAY_worker_niceness", "0")  # by default 15: the host would starve them
         ray.init(address="local", num_cpus=needs.cpus, include_dashboard=False, **_QUIET)
     else:
-        answers(os.environ.get("RAY_ADDRESS") or address if address == "auto" else address)  # as Ray reads it
         try:
+            answers(_found_address() if address == "auto" else address)
             ray.init(address=address, **_QUIET)
+        except ConfigurationError:
+            raise
         except Exception as error:
             raise ConfigurationError(no_cluster(address, f"{type(error).__name__}: {error}")) from None
     cpus = float(ray.cluster_resources().get("CPU", 0.0))
@@ -166,6 +168,13 @@ def connected(address: str, needs: Needs) -> Any:
         )
     check_nodes(ray, {node: (str(wanted), wanted.cpus) for node, wanted in needs.by_node.items()})
     return ray
+
+
+def _found_address() -> str:
+    """The address that "auto" stands for; of a cluster that was killed, Ray's note of it may be left."""
+    from ray._private.services import get_ray_address_from_environment
+
+    return str(get_ray_address_from_environment("auto", None))
 
 
 def answers(address: str) -> None:
