@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
 import signal
 import threading
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from averaging_members import raise_error
 from gymnasium import spaces
+from learner_runs import PATIENCE_S, ROUND_S, ROUNDS, SEED, kill_rounds, running
 from trainers import FallingDQN
 
 from pearl.actors.report import Report
@@ -48,7 +50,7 @@ def setup_of(learners=2, average_every=4, overlap=0, **options):
     defaults = {"replay": ReplaySpec(1000), "batch_size": 16, "replay_ratio": 2.0, "learning_starts": 40}
     return LearnerSetup(
         AveragingSpec(learners, average_every, overlap=overlap),
-        functools.partial(DQN, *SPACES, seed=0, hidden_sizes=(16,)),  # which needs no torch
+        functools.partial(DQN, *SPACES, seed=0, hidden_sizes=(16,), target_update_interval=10),  # needs no torch
         NativeLearner,
         **{"transition": TRANSITION, **defaults, **options},
     )
@@ -303,7 +305,12 @@ def test_learners_share_the_transitions_and_keep_the_ratio_together(overlap):
     after = np.empty_like(before)
     TrainerParameters(trainer).read(after)
     np.testing.assert_array_equal(after, newest.parameters)
-    assert not np.array_equal(before, after)
+    entries, first = TrainerParameters(trainer).layout.entries, 0
+    assert any("target" in name for name, _ in entries)
+    for name, shape in entries:
+        part = slice(first, first + math.prod(shape))
+        assert not np.array_equal(before[part], after[part]), f"{name} never moved"
+        first = part.stop
 
 
 def test_a_killed_learner_is_replaced_and_the_others_go_on(caplog):
@@ -394,6 +401,13 @@ def test_a_learner_that_hangs_is_killed_and_replaced(caplog):
         group._patience_s = 300.0  # a new process takes its time
         until(lambda: group._running[0].report.is_ready)
     assert [m for m in caplog.messages if m.startswith("learner-0 died (it hung for 5 s) and is replaced")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE_S + ROUNDS * ROUND_S)
+def test_learners_that_are_killed_again_and_again_hang_nothing(tmp_path):
+    with running(None, tmp_path / "states", most_deaths=10_000) as run:
+        kill_rounds(run, ROUNDS, SEED)
 
 
 def test_each_learner_draws_noise_with_a_seed_of_its_own():

@@ -1,5 +1,6 @@
 """Actors on the nodes of a Ray cluster."""
 
+import math
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from pearl.algorithms.trainer import transition_of
 from pearl.backends.cpu.learner import NativeLearner
 from pearl.errors import ActorError, ConfigurationError, MissingExtraError
 from pearl.ipc.queues import WeightSyncQueue
+from pearl.remote.bridge import Needs, connected
 from pearl.remote.group import RemoteProcesses
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.runtime.serial import InlineActor
@@ -146,10 +148,24 @@ def test_remote_actors_send_what_local_ones_would_and_are_replaced(run: Run) -> 
         until(lambda: False, run.group)
 
 
+def test_the_note_of_a_cluster_that_was_killed_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = tmp_path / "ray" / "ray_current_cluster"
+    note.parent.mkdir()
+    note.write_text("127.0.0.1:1")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setenv("RAY_ENABLE_AUTO_CONNECT", "0")  # `connected` sets it
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", set)  # other clusters of this machine
+    with pytest.raises(ConfigurationError, match=r"127.0.0.1:1: no Ray cluster answers there.*refused"):
+        connected("auto", Needs(actors=1))
+
+
 def test_an_address_where_nobody_answers() -> None:
     made = Run("127.0.0.1:1", count=1)
     try:
-        with pytest.raises(ActorError, match=r"no Ray cluster answers there.*refused"):
+        with pytest.raises(ActorError, match=r"127.0.0.1:1: no Ray cluster answers there.*refused"):
             until(lambda: False, made.group)
     finally:
         made.group.stop()
@@ -163,6 +179,22 @@ def test_rollouts_are_refused_and_a_missing_extra_is_named(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"pearl-toolkit\[ray\]"):
         RemoteProcesses("local", [], [], wsq)
+
+
+@pytest.mark.slow
+def test_a_remote_actor_that_hangs_is_ended_and_replaced(run: Run) -> None:
+    for actor in range(2):
+        assert run.message(actor)[1] > 0
+    pid = run.group.pids[1]
+    run.group._timeout_s = 5.0
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: run.drained() and run.group.restarts, run.group)
+    run.group._timeout_s = math.inf  # a new one takes its time
+    assert run.message(0)[1] > 0
+    until(lambda: run.drained() and run.group.pids[1] not in (0, pid), run.group)
+    for _ in range(5):
+        assert run.message(1)[1] > 0
+    until(lambda: not programs.is_alive(pid))
 
 
 @pytest.mark.slow

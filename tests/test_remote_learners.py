@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import json
 import os
-import random
 import shutil
 import signal
 import socket
@@ -17,133 +16,33 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import programs
 import pytest
+from learner_runs import GOES_ON_S, PATIENCE_S, ROUND_S, ROUNDS, SEED, Run, kill_rounds, make_trainer, running, until
 from programs import children, make_program, run, summary
 from test_learners_program import has_trained
 
 from pearl.algorithms import DQN
-from pearl.algorithms.trainer import transition_of
-from pearl.backends.cpu.learner import NativeLearner
 from pearl.errors import ClusterError, LearnerError
-from pearl.local_sgd.averaging import Average, AveragingSpec
-from pearl.local_sgd.group import LearnerGroup
-from pearl.local_sgd.local_learner import LearnerSetup
 from pearl.local_sgd.state_files import read_state
 from pearl.remote.bridge import Needs
-from pearl.remote.group import RayBridge, RemoteLearners
-from pearl.spec import ReplaySpec
+from pearl.remote.group import RayBridge
 
 ray = pytest.importorskip("ray", reason="needs the extra ray")
 
-PATIENCE_S = 300.0  # a cluster begins within seconds on a quiet machine, and a worker after a minute on a busy one
-GOES_ON_S = 2.0  # the others without a Learner that is lost
-ROWS = 32
-ROUNDS = int(os.environ.get("PEARL_KILLS", "10"))
+
+STORE_BYTES = 200 << 20  # of a node
 
 
-def make_trainer(seed: int, **settings: Any) -> DQN:
-    env = gym.make("CartPole-v1")
-    return DQN(env.observation_space, env.action_space, seed=seed, **{"hidden_sizes": (16,), **settings})
+def make_large_trainer(seed: int) -> DQN:
+    """Its parameters do not fit into a message of Ray, and travel through the object stores."""
+    return make_trainer(seed, hidden_sizes=(256, 256))
 
 
 def make_other_trainer(seed: int) -> DQN:
     """On a node, one with other networks than on the host."""
     return make_trainer(seed, hidden_sizes=(16,) if seed == 0 else (8, 8))
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "not met in time"
-        time.sleep(0.02)
-
-
-class Run:
-    """Two remote Learners, and what a host has of a run."""
-
-    def __init__(self, address: str, states: Path, learners: int = 2, make: Any = make_trainer, **options: Any) -> None:
-        env = gym.make("CartPole-v1")
-        setup = LearnerSetup(
-            AveragingSpec(learners, average_every=4),
-            make,
-            NativeLearner,
-            transition_of(DQN, env.observation_space, env.action_space, {}),
-            ReplaySpec(1000 * learners),
-            batch_size=16 * learners,
-            replay_ratio=np.inf,
-            learning_starts=ROWS * learners,
-        )
-        self.rng = np.random.default_rng(0)
-        self.trainer = make(seed=0)
-        self.bridge = RayBridge(address, Needs(learners=learners))
-        start = RemoteLearners(self.bridge)
-        self.group = LearnerGroup(setup, self.trainer, message_rows=ROWS, states=states, start=start, **options)
-        self.group.launch()
-        self.columns = {
-            field.name: self.rng.standard_normal((ROWS, *field.shape)).astype(field.dtype)
-            for field in setup.transition.fields
-        }
-        self.columns["action"][...] = self.rng.integers(2, size=self.columns["action"].shape)
-        self.sent = 0
-
-    def step(self) -> None:
-        """What a host's loop does."""
-        self.group.check()
-        if self.group.wants_data:
-            self.group.insert(self.columns, ROWS, 0.4)
-            self.sent += ROWS
-        time.sleep(0.005)
-
-    def until(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < deadline, f"not met in time: {self.group.pids}, {self.group.progress}"
-            self.step()
-
-    @property
-    def version(self) -> int:
-        return self.group.server.version
-
-    def newest(self) -> Average:
-        found = self.group.server.newest()
-        assert found is not None
-        return found
-
-    def until_members(self, *members: bool) -> None:
-        """Until an average is one of these Learners, and 20 more were made."""
-        self.until(lambda: tuple(self.newest().members) == members)
-        version = self.version
-        self.until(lambda: self.version >= version + 20)
-
-    def longest_gap_s(self, condition: Callable[[], object]) -> float:
-        """The longest time between two averages until `condition()`, and the first average after it."""
-        longest, version, at, is_met = 0.0, self.version, time.monotonic(), False
-        deadline = at + PATIENCE_S
-        while not is_met or self.version == version:
-            now = time.monotonic()
-            assert now < deadline, "not met in time"
-            if self.version > version:
-                version, at = self.version, now
-            longest, is_met = max(longest, now - at), is_met or bool(condition())
-            self.step()
-        return longest
-
-    def close(self) -> None:
-        self.group.kill()
-        self.bridge.close()
-
-
-@contextlib.contextmanager
-def running(address: str, states: Path, **options: Any) -> Iterator[Run]:
-    made = Run(address, states, **options)
-    try:
-        made.group.wait_until_ready()
-        yield made
-    finally:
-        made.close()
 
 
 def test_remote_learners_average_save_and_are_replaced(tmp_path: Path) -> None:
@@ -187,11 +86,14 @@ class Nodes:
     def __init__(self, count: int) -> None:
         from ray.cluster_utils import Cluster
 
-        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-        self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(count)]
+        node = {"num_cpus": 0, "object_store_memory": STORE_BYTES}
+        self.cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+        self.nodes: list[Any] = []
+        for _ in range(count):
+            self.add()
 
-    def add(self) -> None:
-        self.nodes.append(self.cluster.add_node(num_cpus=1))
+    def add(self, **options: Any) -> None:
+        self.nodes.append(self.cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES, **options))
 
     @property
     def address(self) -> str:
@@ -325,21 +227,93 @@ def test_learners_that_nodes_cannot_make_are_refused_at_the_start(
 
 
 @pytest.mark.slow
-def test_learners_that_are_killed_again_and_again_hang_nothing(nodes: Callable[[int], Nodes], tmp_path: Path) -> None:
-    cluster, rng = nodes(2), random.Random(0)
-    with running(cluster.address, tmp_path / "states", most_deaths=1000) as run:
-        for _ in range(ROUNDS):
-            run.until(lambda: run.newest().members.all())
-            rank, pause = rng.randrange(2), time.monotonic() + rng.uniform(0.0, 0.3)
-            run.until(lambda pause=pause: time.monotonic() > pause)
-            restarts = run.group.restarts
-            os.kill(run.group.pids[rank], signal.SIGKILL)
-            if rng.random() < 0.5:  # while a state is asked for
-                run.group.save()
-            assert run.longest_gap_s(lambda restarts=restarts: run.group.restarts > restarts) < GOES_ON_S
+def test_a_node_with_another_version_is_named(nodes: Callable[[int], Nodes], tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text('import numpy\nnumpy.__version__ = "0.1"\n')
+    cluster = nodes(1)
+    cluster.add(env_vars={"PYTHONPATH": str(tmp_path)})
+    made = Run(cluster.address, tmp_path / "states")
+    try:
+        with pytest.raises(ClusterError, match=r"Node .* has NumPy 0\.1; the run needs .* same version on all nodes"):
+            made.group.wait_until_ready()
+    finally:
+        made.close()
+
+
+@pytest.mark.slow
+def test_messages_that_ray_loses_hang_nobody(
+    nodes: Callable[[int], Nodes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's own fault injection: of each process's calls of actors, requests and replies fail, five in all."""
+    faults = {"num_failures": 5, "req_failure_prob": 5, "resp_failure_prob": 5}
+    monkeypatch.setenv("RAY_testing_rpc_failure", json.dumps({"CoreWorkerService.grpc_client.PushTask": faults}))
+    with running(nodes(2).address, tmp_path / "states", most_deaths=1000) as run:
+        run.until(lambda: run.group.restarts >= 2)
         run.until_members(True, True)
-        assert run.group.restarts == ROUNDS
-        run.group.stop()
+        run.group.save()
+        run.until_members(True, True)
+
+
+# Fills the object store of its node, or of the first node with CPUs, and keeps it full.
+HOG = """
+import sys, time
+import numpy as np
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+
+def fill():
+    held = []
+    for size in (4 << 20, 1 << 17, 1 << 10):
+        try:
+            while True:
+                held.append(ray.put(np.ones(size, np.uint8)))
+        except ray.exceptions.OutOfDiskError:
+            pass
+    time.sleep(1000.0)
+
+
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+if sys.argv[2] == "host":
+    fill()
+node = next(node["NodeID"] for node in ray.nodes() if node["Resources"].get("CPU"))
+strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+ray.get(ray.remote(num_cpus=0, scheduling_strategy=strategy)(fill).remote())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["host", "node"])
+def test_a_full_object_store_is_named_and_hangs_nobody(
+    nodes: Callable[[int], Nodes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    where: str,
+) -> None:
+    monkeypatch.setenv("RAY_local_fs_capacity_threshold", "0.0001")  # as if the disk to spill to were full
+    monkeypatch.setattr(sys.modules[__name__], "STORE_BYTES", 80 << 20)
+    cluster = nodes(2)
+    with running(cluster.address, tmp_path / "states", make=make_large_trainer, most_deaths=1000) as run:
+        run.until_members(True, True)
+        hog = subprocess.Popen([sys.executable, "-c", HOG, cluster.address, where])
+        try:
+            if where == "host":
+                with pytest.raises(ClusterError, match=r"object store of this machine is full, .*OutOfDiskError"):
+                    run.until(lambda: False)
+                return
+            assert run.longest_gap_s(lambda: run.group.restarts) < GOES_ON_S
+        finally:
+            hog.kill()
+            hog.wait()
+        assert "OutOfDiskError" in caplog.text
+        run.until_members(True, True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENCE_S + ROUNDS * ROUND_S)
+def test_learners_that_are_killed_again_and_again_hang_nothing(nodes: Callable[[int], Nodes], tmp_path: Path) -> None:
+    with running(nodes(2).address, tmp_path / "states", most_deaths=10_000) as run:
+        kill_rounds(run, ROUNDS, SEED)
 
 
 class Network:

@@ -110,12 +110,12 @@ class _ActorRelay(Relay):
                 except EndedError as end:
                     if not self.is_over:
                         self._line.report.fail(str(end))
-                words[RemoteWords.ENDED] = wanted
+                self.say_ended(wanted)
         except QueueClosedError:
             pass
         except BaseException as error:
             self.bridge.failure = error
-        words[RemoteWords.ENDED] = words[RemoteWords.WANTED]
+        self.say_ended(words[RemoteWords.WANTED])
 
     @property
     def is_over(self) -> bool:

@@ -34,6 +34,7 @@ PLACED_S = 60.0  # until a node must have taken an actor, and its process must h
 _CONNECT_S = 10.0
 _PATIENCE_S = 60.0  # for a cluster that listens; Ray would try on
 _PARTING_S = 5.0
+_FULL = ("ObjectStoreFullError", "OutOfDiskError")
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
 
 LOCAL = "local"
@@ -114,9 +115,24 @@ def run_bridge(address: str, needs: Needs, receiver: ObjectReceiver, report: Rep
         watchdog.cancel()
         Bridge(ray, report).run(receiver)
     except BaseException as error:
-        text = str(error) if isinstance(error, ConfigurationError) else traceback.format_exc(limit=-8)
-        report.fail(text)
+        report.fail(_explained(error))
+        end = threading.Timer(_PARTING_S, os._exit, (1,))  # should Ray not let go
+        end.daemon = True
+        end.start()
         raise SystemExit(1) from None
+
+
+def _explained(error: BaseException) -> str:
+    """What the host says of an error that ends the bridge."""
+    if isinstance(error, ConfigurationError):
+        return str(error)
+    if type(error).__name__ in _FULL:
+        return (
+            f"Ray's object store of this machine is full, and so is the disk to which it spills ({type(error).__name__}"
+            "). Free disk space or what others hold (`ray memory` shows it), or start the node with more "
+            "(ray start --object-store-memory)."
+        )
+    return traceback.format_exc(limit=-8)
 
 
 def _give_up(address: str, report: Report) -> None:
@@ -129,14 +145,18 @@ def connected(address: str, needs: Needs) -> Any:
 
     ConfigurationError says what is wrong with the address, the cluster or its nodes.
     """
+    # Once its cluster is gone, a thread's next call would otherwise take this process into any other cluster.
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
     ray = import_extra("ray", "ray", "--ray")
     if address == LOCAL:
         os.environ.setdefault("RAY_worker_niceness", "0")  # by default 15: the host would starve them
         ray.init(address="local", num_cpus=needs.cpus, include_dashboard=False, **_QUIET)
     else:
-        answers(os.environ.get("RAY_ADDRESS") or address if address == "auto" else address)  # as Ray reads it
         try:
+            answers(_found_address() if address == "auto" else address)
             ray.init(address=address, **_QUIET)
+        except ConfigurationError:
+            raise
         except Exception as error:
             raise ConfigurationError(no_cluster(address, f"{type(error).__name__}: {error}")) from None
     cpus = float(ray.cluster_resources().get("CPU", 0.0))
@@ -148,6 +168,13 @@ def connected(address: str, needs: Needs) -> Any:
         )
     check_nodes(ray, {node: (str(wanted), wanted.cpus) for node, wanted in needs.by_node.items()})
     return ray
+
+
+def _found_address() -> str:
+    """The address that "auto" stands for; of a cluster that was killed, Ray's note of it may be left."""
+    from ray._private.services import get_ray_address_from_environment
+
+    return str(get_ray_address_from_environment("auto", None))
 
 
 def answers(address: str) -> None:
@@ -223,6 +250,11 @@ class Relay(abc.ABC):
     @abc.abstractmethod
     def is_over(self) -> bool:
         """Whether the run needs it no longer."""
+
+    def say_ended(self, number: int) -> None:
+        """Tell the host that the `number`th process has ended; where the bridge ends, its own end says more."""
+        if self.bridge.failure is None:
+            self.words[RemoteWords.ENDED] = number
 
     def get(self, reference: Any, number: int, longest_s: float = math.inf) -> Any:
         """The result of a call of the `number`th process.

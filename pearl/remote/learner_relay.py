@@ -5,6 +5,7 @@ Three threads for each: news come in, averages and transitions go out.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -36,6 +37,7 @@ _MOST_BYTES = 1 << 20  # of transitions in a message, about
 _LONGEST_S = 0.05  # of the wait for more transitions
 _QUEUE_BYTES, _FEWEST_MESSAGES = 16 << 20, 4  # of transitions that wait on the node
 _UNJOINED_S = 0.05  # between averages for a Learner that takes no part yet
+_PARTING_S = 1.0  # for a Learner to remove its files
 _GROUPS = {"news": 1, "averages": 1, "transitions": 1}
 _NUMBER = 1  # a line has one process: its replacement gets a line of its own
 
@@ -79,6 +81,7 @@ class _LearnerRelay(Relay):
         self._room = threading.Event()
         self._is_served = True
         self._is_open = True
+        self._end: EndedError | None = None  # as a thread that sends found it
         # Beyond these, the node has room for what waits here when the run ends.
         self._ahead = line.work.slots - line.shared.transitions.slots
 
@@ -92,7 +95,7 @@ class _LearnerRelay(Relay):
             pass
         except BaseException as error:
             self.bridge.failure = error
-        self.words[RemoteWords.ENDED] = _NUMBER
+        self.say_ended(_NUMBER)
         self._shared.bell.ring()
 
     @property
@@ -127,13 +130,17 @@ class _LearnerRelay(Relay):
             for thread in threads:
                 if thread.ident is not None:
                     thread.join()
+            with contextlib.suppress(self.ray.exceptions.RayError):
+                self.ray.get(self._actor.clean_up.remote(), timeout=_PARTING_S)
             self.ray.kill(self._actor, no_restart=True)
 
     def _guarded(self, run: Callable[[], None]) -> None:
         try:
             run()
-        except (EndedError, QueueClosedError):
-            pass  # the thread that hears it ends as well
+        except EndedError as end:
+            self._end = end  # the Learner itself may live, but would wait for what was not sent
+        except QueueClosedError:
+            pass
         except BaseException as error:
             self.bridge.failure = error
 
@@ -152,10 +159,11 @@ class _LearnerRelay(Relay):
                 under_way.append(take.remote())
             reply: LearnerReply = self.get(under_way.popleft(), _NUMBER)
             self._pass_on(reply)
+            if self._end is not None and not reply.has_ended:
+                raise self._end
             if reply.has_ended:
                 if reply.has_failed:
                     raise EndedError(reply.failure or "It failed.")
-                self._call("clean_up")
                 return
 
     def _pass_on(self, reply: LearnerReply) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import tempfile
 import threading
 import time
 import traceback
@@ -34,6 +33,7 @@ from pearl.local_sgd.local_learner import (
 from pearl.local_sgd.parameters import ParameterLayout
 from pearl.local_sgd.shared_memory import distant_link
 from pearl.remote.node import Package, about
+from pearl.remote.scratch import ScratchFolder
 
 SAVED = [field.name for field in dataclasses.fields(LearnerProgress)].index("saved")  # in a report's numbers
 PIECE_BYTES = 8 << 20  # of a file at once
@@ -107,7 +107,7 @@ class RemoteLearner:
     def __init__(self) -> None:
         self._report = Report(len(dataclasses.fields(LearnerProgress)))
         self._bell = Bell()
-        self._folder = Path(tempfile.mkdtemp(prefix="pearl-learner-"))
+        self._scratch = ScratchFolder()
         self._initial: Path | None = None
         self._has_ended = self._has_failed = False
         self._given = 0
@@ -121,7 +121,7 @@ class RemoteLearner:
 
     def put_piece(self, name: str, piece: bytes) -> None:
         """Append to a file of the state to begin with."""
-        self._initial = self._folder / "initial"
+        self._initial = self._scratch.path / "initial"
         file = self._initial / name
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("ab") as stream:
@@ -155,7 +155,7 @@ class RemoteLearner:
 
     @property
     def _states(self) -> Path:
-        return self._folder / "states"
+        return self._scratch.path / "states"
 
     def _run(self, setup: LearnerSetup, shared: ProcessSetup) -> None:
         try:
@@ -262,4 +262,4 @@ class RemoteLearner:
 
     def clean_up(self) -> None:
         """Remove all files."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._scratch.remove()
