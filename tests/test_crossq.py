@@ -183,6 +183,7 @@ def test_a_program_learns_pendulum_with_one_update_per_step(tmp_path: Path, quic
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["best"]["mean"] > -400
 
 
+@pytest.mark.slow
 def test_a_program_trains_with_actor_processes(tmp_path: Path, quick_profiles: None) -> None:
     program = make_program(tmp_path, trainer=TinyCrossQ, env="Pendulum-v1")
     code, output = run(program, "--timesteps", "600", "--eval-episodes", "1", "--run-dir", str(tmp_path / "run"))

@@ -144,7 +144,7 @@ def evaluator_of(program: Running) -> int | None:
     return max(found) if len(found) == 2 else None
 
 
-@pytest.mark.parametrize("setting", [1, 2])
+@pytest.mark.parametrize("setting", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_trains_on_meanwhile(tmp_path: Path, quick_profiles: None, setting: int) -> None:
     program = make_program(tmp_path, setting=setting, timesteps=6_000)
     options = ("--eval-beside", "--eval-interval", "500", "--eval-episodes", "20", "--until-return", "none")

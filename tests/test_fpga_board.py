@@ -162,7 +162,9 @@ def test_the_recipe_generates_what_its_options_say(generator: Path, tmp_path: Pa
     [
         ("replay", ("capacity=300", "fanout=8", "pipe_items=4")),
         ("learner", (*TINY, "pipe_items=1")),
-        ("learner", (*TINY, "algorithm=double_dqn", "activation=tanh", "optimizer=momentum")),
+        pytest.param(
+            "learner", (*TINY, "algorithm=double_dqn", "activation=tanh", "optimizer=momentum"), marks=pytest.mark.slow
+        ),
         pytest.param("learner", (*TINY, "algorithm=ddpg", "optimizer=sgd"), marks=pytest.mark.slow),
         ("learner", ("network=3,17,2", "batch=33", "algorithm=td3", "optimizer=nesterov", "pipe_items=2")),
         pytest.param("learner", ("network=5,33,16,3", "batch=20", "copies=3", "unroll=4,32,1"), marks=pytest.mark.slow),

@@ -33,9 +33,6 @@ DEVICES = ("cpu0", "sycl:cpu0", "fpga0")
 WITH_FPGA = [(replay, learner) for replay in DEVICES for learner in DEVICES if "fpga0" in (replay, learner)]
 
 
-FAST = [("fpga0", "cpu0"), ("fpga0", "fpga0")]
-
-
 def machine(folder: Path, fpga: str = FPGA, *, sycl: bool = False) -> tuple[Path, Path]:
     """Both CSV files of a machine with a CPU and an FPGA, and with SYCL's CPU device on request."""
     pair = folder / "devices.csv", folder / "connections.csv"
@@ -109,7 +106,7 @@ SHORT = ("--timesteps", "1500", "--checkpoint-interval", "800", "--eval-episodes
 
 @pytest.mark.parametrize(
     ("replay", "learner"),
-    [pytest.param(*pair, marks=() if pair in FAST else pytest.mark.slow) for pair in WITH_FPGA],
+    [pytest.param(*pair, marks=() if pair == ("fpga0", "fpga0") else pytest.mark.slow) for pair in WITH_FPGA],
 )
 def test_each_pair_with_the_fpga_trains_and_goes_on_from_its_checkpoint(
     composed: Callable[..., Composer], tmp_path: Path, replay: str, learner: str

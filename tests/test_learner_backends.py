@@ -610,7 +610,7 @@ def steps(run_dir: Path) -> tuple[int, int]:
     return found["env_steps"], found["gradient_steps"]
 
 
-@pytest.mark.parametrize(("setting", "goes_on"), [(1, "torch"), (2, "native")])
+@pytest.mark.parametrize(("setting", "goes_on"), [(1, "torch"), pytest.param(2, "native", marks=pytest.mark.slow)])
 def test_a_native_program_trains_in_threads_and_either_learner_goes_on(
     native_programs: dict[int, Path], tmp_path: Path, setting: int, goes_on: str
 ) -> None:

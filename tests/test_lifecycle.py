@@ -150,7 +150,7 @@ def test_ctrl_c_during_imports_is_one_line(program: Path, tmp_path: Path) -> Non
     [
         pytest.param("{} 2>&1 | head -1", id="a reader that leaves", marks=pytest.mark.slow),
         pytest.param("{} >/dev/full 2>&1", id="a full disk"),
-        pytest.param("{} 0<&- 1>&- 2>&-", id="closed"),
+        pytest.param("{} 0<&- 1>&- 2>&-", id="closed", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_without_readers_trains_to_its_end(program: Path, tmp_path: Path, shell: str) -> None:

@@ -318,6 +318,7 @@ def test_environments_say_once_what_they_say_and_need_not_end(tmp_path: Path, qu
     assert (tmp_path / "run" / "evaluations.csv").read_text().count("\n") > 3
 
 
+@pytest.mark.slow
 def test_a_policy_of_chance_repeats_with_the_seed(tmp_path: Path, quick_profiles: None) -> None:
     # Nothing but torch's random numbers decides what happens in this environment.
     program = make_program(tmp_path, trainer=Guessing, env="Counting-v0", training={"batch_size": 16})

@@ -138,7 +138,10 @@ def test_n_step_returns_are_of_scaled_rewards() -> None:
 
 @pytest.mark.parametrize(
     ("trainer", "env", "setting", "settings"),
-    [(TinyDQN, "CartPole-v1", 2, BOTH), (TinySAC, "Pendulum-v1", 1, {"normalize_observations": True})],
+    [
+        (TinyDQN, "CartPole-v1", 2, BOTH),
+        pytest.param(TinySAC, "Pendulum-v1", 1, {"normalize_observations": True}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_keeps_its_statistics_and_resumes_to_the_bit(
     tmp_path: Path, quick_profiles: None, trainer: type, env: str, setting: int, settings: dict[str, Any]

@@ -278,8 +278,10 @@ def test_serial_runs_repeat_and_resume_to_the_bit(
 
 @pytest.mark.parametrize(
     ("replay", "learner", "options"),
-    [("cpu0", "sycl:cpu0", {"share_next_obs": True}), ("sycl:cpu0", "sycl:cpu0", {"storage": "memmap"})],
-    ids=["shared", "memmap"],
+    [
+        pytest.param("cpu0", "sycl:cpu0", {"share_next_obs": True}, id="shared", marks=pytest.mark.slow),
+        pytest.param("sycl:cpu0", "sycl:cpu0", {"storage": "memmap"}, id="memmap"),
+    ],
 )
 def test_a_storage_that_stays_with_the_host_feeds_a_learner_on_the_device(
     composed: Callable[..., Composer], tmp_path: Path, replay: str, learner: str, options: dict[str, Any]
@@ -338,7 +340,10 @@ def ends_with_one_error(program: Path, *words: str, **environment: str) -> None:
         assert word in output
 
 
-@pytest.mark.parametrize(("replay", "learner"), PLACEMENTS[1:])
+@pytest.mark.parametrize(
+    ("replay", "learner"),
+    [pytest.param(*pair, marks=() if pair == PLACEMENTS[-1] else pytest.mark.slow) for pair in PLACEMENTS[1:]],
+)
 def test_a_device_that_is_gone_when_the_program_runs_is_one_error(
     composed: Callable[..., Composer], tmp_path: Path, replay: str, learner: str
 ) -> None:
