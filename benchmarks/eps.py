@@ -89,7 +89,7 @@ def compose(case: Case, folder: Path) -> Composed:
         trainer, settings = pong.PongDQN, {}
     training = {"batch_size": case.batch, "learning_starts": case.slots, "replay_ratio": FILLING_RATIO}
     composer = composer_of(folder, trainer, case.environment, ENVS, case.slots, training, **settings)
-    replay, learner = composer.run()
+    replay, learner = composer.run(budget_s=0)  # a tried program would hardly train at this ratio
     learner = dataclasses.replace(learner, threads=1)
     whole = composer.runtime_gen(
         replay=replay, learner=learner, path=folder / f"batch_{case.batch}.py", timesteps=2 * case.slots
