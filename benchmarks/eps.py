@@ -28,7 +28,7 @@ from pathlib import Path
 from benchmarks import pong
 from benchmarks.peers.training import Case, Side, compared
 from benchmarks.programs import bench, composer_of, run_program
-from benchmarks.record import Row, shown, write
+from benchmarks.record import Row, shown, with_others, write
 from benchmarks.timing import one_thread, options
 
 PEERS = {
@@ -161,15 +161,16 @@ def measure_all(cases: Sequence[Case], plan: Plan, peers: Sequence[str], scratch
 def main() -> None:
     parser = options(__doc__, "three cases, two alternations")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS, metavar="NAME", help=", ".join(PEERS))
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose names hold this; writes nothing")
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose names hold this")
     arguments = parser.parse_args()
     one_thread("benchmarks.eps")
     plan = QUICK_PLAN if arguments.quick else Plan()
     cases = [c for i, c in enumerate(CASES) if arguments.only in c.title and (i in QUICK or not arguments.quick)]
     with tempfile.TemporaryDirectory() as scratch:
         rows = shown(measure_all(cases, plan, arguments.peers, Path(scratch)))
-    if not arguments.quick and not arguments.only and len(arguments.peers) == len(PEERS):
-        write("eps", "make bench-eps", threads=1, rows=rows)
+    if not arguments.quick and len(arguments.peers) == len(PEERS):
+        rows, _, origins = with_others("eps", [case.title for case in cases], [case.title for case in CASES], rows)
+        write("eps", "make bench-eps", threads=1, rows=rows, **origins)
 
 
 if __name__ == "__main__":

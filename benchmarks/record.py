@@ -127,26 +127,33 @@ def row_of(recorded: Mapping[str, Any]) -> Row:
 
 
 def with_others(
-    name: str, tasks: Collection[str], field: str, rows: Sequence[Row], runs: Sequence[Document]
+    name: str,
+    measured: Collection[str],
+    tasks: Iterable[str],
+    rows: Sequence[Row],
+    runs: Sequence[Document] = (),
+    field: str = "",
 ) -> tuple[list[Row], list[Document], dict[str, object]]:
-    """What was measured of `tasks` now, and what the record `name` has of other tasks: rows, runs, and their origins.
+    """What was `measured` now, and what the record `name` has of the other `tasks`: rows, runs, and their origins.
 
-    `field` names the task of a run; the case of a row contains the name of its task. The last value is for `write`: the
+    The case of a row contains the name of its task, and `field` names that of a run. The last value is for `write`: the
     commit and processor of each task, and a note about those that are not of now.
     """
     path = RESULTS / f"{name}.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": [], "runs": []}
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": []}
     here = {"commit": commit(), "machine": machine()["cpu"]}
-    kept = [run for run in known["runs"] if run[field] not in tasks]
-    others = dict.fromkeys(str(run[field]) for run in kept)
-    old_rows = [row_of(row) for row in known["rows"] if any(other in row["case"] for other in others)]
-    origins: dict[str, Document] = dict.fromkeys(tasks, here)
-    for other in others:
-        origins[other] = known.get("origins", {}).get(other) or {
+    origins: dict[str, Document] = dict.fromkeys(measured, here)
+    kept: list[Row] = []
+    for task in tasks:
+        if task in origins or not (of_task := [row_of(row) for row in known["rows"] if task in row["case"]]):
+            continue
+        kept += of_task
+        origins[task] = known.get("origins", {}).get(task) or {
             "commit": known["commit"],
             "machine": known["machine"]["cpu"],
         }
-    return [*old_rows, *rows], [*kept, *runs], {"origins": origins, **note_of(origins, here)}
+    others = [run for run in known.get("runs", ()) if run[field] in origins and run[field] not in measured]
+    return [*kept, *rows], [*others, *runs], {"origins": origins, **note_of(origins, here)}
 
 
 def note_of(origins: Mapping[str, Document], here: Document) -> dict[str, object]:

@@ -142,7 +142,9 @@ def main() -> None:
         curves = [run_to(program, seed, folder / str(seed), goal, INTERVAL, EPISODES, more) for seed in seeds]
         found = shown(rows_of(case, curves, composing_s, theirs))
         new = [{"environment": case.environment, **curve.summary()} for curve in curves]
-        rows, runs, origins = with_others("returns", [case.environment], "environment", found, new)
+        rows, runs, origins = with_others(
+            "returns", [case.environment], [c.environment for c in CASES], found, new, "environment"
+        )
         write("returns", "make bench-returns", os.cpu_count() or 1, rows, runs=runs, **origins)
 
 

@@ -302,7 +302,7 @@ def main() -> None:
         return
     threads = os.cpu_count() or 1
     done = [task.environment for task in tasks if arguments.only is None or task.environment in arguments.only]
-    rows, runs, origins = with_others("solve_time", done, "environment", rows, runs)
+    rows, runs, origins = with_others("solve_time", done, [t.environment for t in TASKS], rows, runs, "environment")
     write("solve_time", "make bench-solve", threads, rows, runs=runs, **origins)
 
 

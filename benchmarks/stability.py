@@ -224,7 +224,7 @@ def record(task: Task, found: Sequence[Row], curves: Curves) -> None:
         for name, of_all in curves.items()
         for n, means in enumerate(thirds_of(of_all))
     ]
-    rows, runs, origins = with_others("stability", [task.name], "task", found, new)
+    rows, runs, origins = with_others("stability", [task.name], [t.name for t in TASKS], found, new, "task")
     plots = [
         {"file": task.plot, "title": f"{task.name}: median and range of the seeds"}
         for task in TASKS

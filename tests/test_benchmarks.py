@@ -446,22 +446,23 @@ def test_a_task_that_is_measured_again_replaces_its_rows_in_the_record(tmp_path,
     monkeypatch.setattr(record, "commit", lambda: "new")
     here = {"commit": "new", "machine": record.machine()["cpu"]}
     first = [{"environment": "CartPole-v1", "seed": 2}]
-    assert record.with_others("times", ["CartPole-v1"], "environment", [], first) == (
+    names = ("CartPole-v1", "Acrobot-v1", "Pendulum-v1")
+    assert record.with_others("times", ["CartPole-v1"], names, [], first, "environment") == (
         [],
         first,
         {"origins": {"CartPole-v1": here}},
     ), "there is no record yet"
     known = {name: rows_of(name, seconds) for name, seconds in (("CartPole-v1", 9.0), ("Acrobot-v1", 5.0))}
-    old = [{"environment": name, "seed": 1} for name in ("CartPole-v1", "Acrobot-v1", "Pendulum-v1")]
-    record.write(
-        "times", "a command", 1, [*known["CartPole-v1"], *known["Acrobot-v1"]], runs=old, origins={"Pendulum-v1": here}
-    )
+    known |= {"Pendulum-v1": rows_of("Pendulum-v1", 1.0), "Gone-v1": rows_of("Gone-v1", 1.0)}
+    old = [{"environment": name, "seed": 1} for name in known]
+    all_rows = [row for of_one in known.values() for row in of_one]
+    record.write("times", "a command", 1, all_rows, runs=old, origins={"Pendulum-v1": here})
     document = json.loads((tmp_path / "times.json").read_text())
     (tmp_path / "times.json").write_text(json.dumps({**document, "commit": "old", "machine": {"cpu": "CPU A"}}))
     new = rows_of("CartPole-v1", 3.0)
-    rows, runs, more = record.with_others("times", ["CartPole-v1"], "environment", new, first)
-    assert rows == [*known["Acrobot-v1"], *new]
-    assert runs == [*old[1:], *first]
+    rows, runs, more = record.with_others("times", ["CartPole-v1"], names, new, first, "environment")
+    assert rows == [*known["Acrobot-v1"], *known["Pendulum-v1"], *new]
+    assert runs == [*old[1:3], *first]
     assert more == {
         "origins": {
             "CartPole-v1": here,
