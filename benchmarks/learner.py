@@ -193,13 +193,16 @@ def check(case: Case) -> None:
         reference.step(columns, weights)
         base.gradient_steps = number
         script.step(columns, weights)
-    # Compared as a whole: Adam turns even a gradient of mere rounding errors into a full step.
+    # Compared as a whole: Adam turns even a gradient of mere rounding errors into a full step. Images have so many inputs
+    # of rectifiers that one is 0 to rounding: it passes in one learner and not in the other, which changes gradients of
+    # the layers before it by a thousandth. Wrong gradients would give 0.05.
+    tolerance = 1e-2 if isinstance(case, PixelCase) else 1e-4
     mine, flat, script_weights = (
         torch.cat([p.detach().flatten() for p in parameters])
         for parameters in (trained(ours), trained(theirs), script.parameters())
     )
     for name, other in (("the torch learner", flat), ("the plain script", script_weights)):
-        if float((mine - other).norm() / other.norm()) > 1e-4:
+        if float((mine - other).norm() / other.norm()) > tolerance:
             raise DifferenceError(f"{case.name}: after three steps the weights differ from those of {name}.")
 
 
