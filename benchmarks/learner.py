@@ -193,9 +193,9 @@ def check(case: Case) -> None:
         reference.step(columns, weights)
         base.gradient_steps = number
         script.step(columns, weights)
-    # Compared as a whole: Adam turns even a gradient of mere rounding errors into a full step. Images have so many inputs
-    # of rectifiers that one is 0 to rounding: it passes in one learner and not in the other, which changes gradients of
-    # the layers before it by a thousandth. Wrong gradients would give 0.05.
+    # Compared as a whole: Adam turns even a gradient of mere rounding errors into a full step. Images give rectifiers
+    # so many inputs that one is 0 to rounding: it passes in one learner and not in the other, and the gradients of the
+    # layers before it differ by a thousandth. Wrong gradients would change whole steps, which is 0.05 and more.
     tolerance = 1e-2 if isinstance(case, PixelCase) else 1e-4
     mine, flat, script_weights = (
         torch.cat([p.detach().flatten() for p in parameters])
