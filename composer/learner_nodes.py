@@ -14,7 +14,7 @@ from typing import Any
 
 from composer.contention import CoreSharing
 from composer.matrix import PairCell
-from composer.nodes import NodeShare
+from composer.nodes import NodeShare, shared_out
 from composer.platform import Platform
 from composer.problem import Problem
 from composer.profiling.profiler import Profiler
@@ -173,11 +173,9 @@ def _packed(count: int, names: Sequence[str], room: dict[str, int]) -> Nodes:
 
 
 def _even(count: int, names: Sequence[str], room: dict[str, int]) -> Nodes | None:
-    """One Learner after the other to the place that has the fewest for its cores then; None if they do not fit."""
-    found = dict.fromkeys(names, 0)
-    for _ in range(count):
-        left = [name for name in names if found[name] < room[name]]
-        if not left:
-            return None
-        found[min(left, key=lambda name: (found[name] + 1) / room[name])] += 1
-    return tuple((name, learners) for name, learners in found.items() if learners)
+    """In proportion to the cores of each place; None if they do not fit."""
+    most = [room[name] for name in names]
+    if sum(most) < count:
+        return None
+    given = shared_out(count, most, most, most)
+    return tuple((name, learners) for name, learners in zip(names, given, strict=True) if learners)

@@ -88,7 +88,9 @@ def spread(problem: Problem, platform: Platform, transition_us: float, threads: 
             f"{actors} Actors need a core each, and connections that carry their transitions; found room for "
             f"{sum(most)} ({room}). Add nodes, or compose with fewer Actors (set_actors, [actors] count)."
         )
-    return _shared_out(places, most, actors)
+    free = [place.free_cores for place in places]
+    given = shared_out(actors, [place.free_cores * place.speed for place in places], most, free)
+    return tuple(replace(place, actors=n) for place, n in zip(places, given, strict=True))
 
 
 def _check_learners(stated: dict[str, int], places: Sequence[NodeShare], threads: int) -> None:
@@ -108,23 +110,22 @@ def _check_learners(stated: dict[str, int], places: Sequence[NodeShare], threads
             )
 
 
-def _shared_out(places: Sequence[NodeShare], most: Sequence[int], count: int) -> tuple[NodeShare, ...]:
-    """One Actor after the other to the place that has the fewest for its weight then (D'Hondt); the first of equals.
+def shared_out(count: int, weights: Sequence[float], most: Sequence[int], free: Sequence[int]) -> list[int]:
+    """How many of `count` parties each place gets, in proportion to `weights`, and never more than `most`.
 
-    Only when no core is free, Actors share the cores of Learners.
+    One after the other goes to the place that then has the fewest for its weight (D'Hondt); the first of equals. Only
+    when all places have as many as they have `free` cores, a place gets more.
     """
-    given = [0] * len(places)
-    weights = [place.free_cores * place.speed for place in places]
+    given = [0] * len(weights)
 
     def load(place: int) -> float:
         if given[place] >= most[place]:
             return math.inf
-        is_free = given[place] < places[place].free_cores
-        return (given[place] + 1) / weights[place] if is_free else 1e9 + given[place]
+        return (given[place] + 1) / weights[place] if given[place] < free[place] else 1e9 + given[place]
 
     for _ in range(count):
-        given[min(range(len(places)), key=load)] += 1
-    return tuple(replace(place, actors=n) for place, n in zip(places, given, strict=True))
+        given[min(range(len(weights)), key=load)] += 1
+    return given
 
 
 def _place(node: Node, host: str, bytes_per_s: float) -> NodeShare:

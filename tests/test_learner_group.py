@@ -407,7 +407,7 @@ def test_a_learner_that_hangs_is_killed_and_replaced(caplog):
 @pytest.mark.timeout(PATIENCE_S + ROUNDS * ROUND_S)
 def test_learners_that_are_killed_again_and_again_hang_nothing(tmp_path):
     with running(None, tmp_path / "states", most_deaths=10_000) as run:
-        kill_rounds(run, ROUNDS, SEED)
+        assert ROUNDS <= kill_rounds(run, ROUNDS, SEED) == run.group.restarts
 
 
 def test_each_learner_draws_noise_with_a_seed_of_its_own():

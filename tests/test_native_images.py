@@ -69,6 +69,19 @@ def assert_exact(module: nn.Module, x: torch.Tensor) -> None:
         assert_close(parameter.grad, twin.grad, name, whole)
 
 
+def case_of(
+    layers: list[nn.Module], rows: int, shape: tuple[int, ...], of_bytes: bool
+) -> tuple[nn.Sequential, torch.Tensor] | None:
+    """The layers with a linear one behind, and a batch; None if a kernel is larger than its input, or near a kink."""
+    try:
+        width = nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[1]
+    except RuntimeError:
+        return None
+    x = torch.randint(0, 256, (rows, *shape), dtype=torch.uint8) if of_bytes else torch.randn(rows, *shape)
+    module = nn.Sequential(*layers, nn.Linear(width, 5))
+    return None if has_a_kink(module, x) else (module, x)
+
+
 windows = st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(0, 3))  # kernel, stride, padding
 channel_counts = st.sampled_from([1, 3, 4, 7, 16, 20, 33])
 
@@ -89,16 +102,9 @@ def test_convolutions_and_their_gradients_are_those_of_float64(
     first = nn.Conv2d(shape[0], channels[0], kernel, stride, padding, bias=bias)
     between: list[nn.Module] = [nn.MaxPool2d((2, 3), (1, 2), (1, 0)), nn.ReLU()] if pools else [nn.ReLU()]
     layers = [ScaleBytes(), first, *between, nn.Conv2d(channels[0], channels[1], *second), nn.Flatten()]
-    try:
-        width = nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[1]
-    except RuntimeError:
-        return  # a kernel is larger than what it moves over
-    x = torch.randint(0, 256, (rows, *shape), dtype=torch.uint8) if of_bytes else torch.randn(rows, *shape)
-    module = nn.Sequential(*layers, nn.Linear(width, 5))
-    if has_a_kink(module, x):
-        return
-    with learner_kernels(variant):
-        assert_exact(module, x)
+    if (case := case_of(layers, rows, shape, of_bytes)) is not None:
+        with learner_kernels(variant):
+            assert_exact(*case)
 
 
 @pytest.mark.skipif("amx" not in VARIANTS, reason="needs AMX")
@@ -153,14 +159,8 @@ def test_convolutions_of_a_panels_images_together_in_amx_are_exact(
     middle = nn.Conv2d(32, channels[0], kernel, stride, padding, bias=bias)
     layers = [ScaleBytes(), first, nn.ReLU(), middle, nn.ReLU(), nn.Conv2d(*channels, *last), nn.Flatten()]
     shape = (4, size[0], size[1] + (7 if of_bytes else 0))
-    try:
-        width = nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[1]
-    except RuntimeError:
-        return  # a kernel is larger than what it moves over
-    x = torch.randint(0, 256, (rows, *shape), dtype=torch.uint8) if of_bytes else torch.randn(rows, *shape)
-    module = nn.Sequential(*layers, nn.Linear(width, 5))
-    if not has_a_kink(module, x):
-        assert_exact(module, x)
+    if (case := case_of(layers, rows, shape, of_bytes)) is not None:
+        assert_exact(*case)
 
 
 class Branches(nn.Module):

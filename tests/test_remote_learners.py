@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import programs
 import pytest
-from learner_runs import GOES_ON_S, PATIENCE_S, ROUND_S, ROUNDS, SEED, Run, kill_rounds, make_trainer, running, until
+from learner_runs import GOES_ON_S, PATIENCE_S, ROUND_S, ROUNDS, SEED, kill_rounds, make_trainer, running, until
 from programs import children, make_program, run, summary
 from test_learners_program import has_trained
 
@@ -218,12 +218,9 @@ def test_learners_that_nodes_cannot_make_are_refused_at_the_start(
     make = importlib.import_module(module).make_other_trainer
     shutil.rmtree(tmp_path)  # as if it were not on the nodes
     tmp_path.mkdir()
-    made = Run("local", tmp_path / "states", make=make)
-    try:
-        with pytest.raises(LearnerError, match=rf"(?s)died 3 times.*{named}"):
-            made.group.wait_until_ready()
-    finally:
-        made.close()
+    message = rf"(?s)died 3 times.*{named}"
+    with pytest.raises(LearnerError, match=message), running("local", tmp_path / "states", make=make):
+        pass
 
 
 @pytest.mark.slow
@@ -231,12 +228,9 @@ def test_a_node_with_another_version_is_named(nodes: Callable[[int], Nodes], tmp
     (tmp_path / "sitecustomize.py").write_text('import numpy\nnumpy.__version__ = "0.1"\n')
     cluster = nodes(1)
     cluster.add(env_vars={"PYTHONPATH": str(tmp_path)})
-    made = Run(cluster.address, tmp_path / "states")
-    try:
-        with pytest.raises(ClusterError, match=r"Node .* has NumPy 0\.1; the run needs .* same version on all nodes"):
-            made.group.wait_until_ready()
-    finally:
-        made.close()
+    message = r"Node .* has NumPy 0\.1; the run needs .* same version on all nodes"
+    with pytest.raises(ClusterError, match=message), running(cluster.address, tmp_path / "states"):
+        pass
 
 
 @pytest.mark.slow
@@ -313,7 +307,7 @@ def test_a_full_object_store_is_named_and_hangs_nobody(
 @pytest.mark.timeout(PATIENCE_S + ROUNDS * ROUND_S)
 def test_learners_that_are_killed_again_and_again_hang_nothing(nodes: Callable[[int], Nodes], tmp_path: Path) -> None:
     with running(nodes(2).address, tmp_path / "states", most_deaths=10_000) as run:
-        kill_rounds(run, ROUNDS, SEED)
+        assert ROUNDS <= kill_rounds(run, ROUNDS, SEED) == run.group.restarts
 
 
 class Network:

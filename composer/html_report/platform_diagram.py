@@ -8,8 +8,8 @@ from markupsafe import Markup
 
 from composer.html_report.svg import WIDTH, drawing, element, label, markup
 from composer.html_report.view import View
-from composer.platform import Node, Platform
-from pearl.devices.description import Device
+from composer.platform import Link, Platform
+from pearl.devices.description import Connection, Device
 from pearl.errors import PlacementError
 
 _BOX, _GAP, _INDENT = 62.0, 30.0, 34.0  # height of a device, space above it, its distance from the left
@@ -34,12 +34,11 @@ def link_text(platform: Platform, source: str, target: str) -> str:
         there, back = platform.link(source, target), platform.link(target, source)
     except PlacementError:
         return "no connection"
-    texts = [f"{link.latency_us:,.4g} µs, {link.bandwidth_gbps:,.4g} GB/s" for link in (there, back)]
+    texts = _text_of(there), _text_of(back)
     return texts[0] if texts[0] == texts[1] else f"{texts[0]} to it; {texts[1]} back"
 
 
-def _own_link_text(node: Node) -> str:
-    link = node.link
+def _text_of(link: Link | Connection | None) -> str:
     return "no connection" if link is None else f"{link.latency_us:,.4g} µs, {link.bandwidth_gbps:,.4g} GB/s"
 
 
@@ -54,7 +53,7 @@ def platform_diagram(platform: Platform, view: View) -> Markup:
         for device in platform.devices
         if device.name != host.name
     }
-    links |= {node.device.name: f"node {node.device.node}: {_own_link_text(node)}" for node in platform.nodes}
+    links |= {node.device.name: f"node {node.device.node}: {_text_of(node.link)}" for node in platform.nodes}
     others = [device for device in platform.devices if device.name != host.name]
     others += [node.device for node in platform.nodes]
     reasons = {unavailable.device: unavailable.reason for unavailable in view.unavailable}

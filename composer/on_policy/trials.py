@@ -32,8 +32,8 @@ from pearl.backends import backend_of
 from pearl.errors import GenerationError
 
 _TIMES = ("paced", "free", "overall")
-# One Learner with other numbers of threads, measured the same way: predicted to be so many times as slow, it is slower.
-# Between closer ones a trial decides, though a wrong choice would cost less than that.
+# The same Learner with another number of threads is not tried if it is predicted to be so many times as slow: both
+# numbers were measured in the same way.
 _CLOSE_ALIKE = 1.1
 
 
