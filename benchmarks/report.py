@@ -1,4 +1,7 @@
-"""Writes docs/benchmarks.md from benchmarks/results/*.json: `python -m benchmarks.report`."""
+"""Writes docs/benchmarks.md from benchmarks/results/*.json, and docs/paper.md, which quotes them too.
+
+Run it as `python -m benchmarks.report`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from benchmarks import paper
 from benchmarks.record import RESULTS, number
 
 FOLDER = Path(__file__).resolve().parent
@@ -91,6 +95,7 @@ def main() -> None:
     results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
     TARGET.write_text("\n".join([INTRODUCTION, *map(section, results)]), encoding="utf-8")
     print(f"written: {TARGET}")
+    paper.main()
 
 
 if __name__ == "__main__":

@@ -284,6 +284,28 @@ def test_steps_that_come_too_late_are_lost_and_the_learner_goes_on_from_the_newe
     averages.close()
 
 
+def test_what_came_too_late_is_dropped_while_averaging_is_held():
+    """Else a Learner's next parameters would wait for room, and with them all else that it says, such as that it saved."""
+    averages = server(2)
+    prompt, late = (SharedMemoryAverager(averages.link(rank), LAYOUT) for rank in range(2))
+    for member in (prompt, late):
+        member.join()
+    averages._members[1].link.words[0] = 0  # as if it had given no sign of life
+    prompt.hand_in(np.full(9, 2, np.float32), np.zeros(1))
+    assert averages.serve(0.0)
+    averages._members[1].link.words[0] = 1
+    averages.hold()
+    for is_dropped in (True, False):  # the second is made of the newest average
+        late.hand_in(np.full(9, 100, np.float32), np.zeros(1))
+        assert not averages.serve(0.0)
+        found = averages._members[1].link.messages.peek()
+        assert (found is None) == is_dropped
+        assert averages.version == 1
+        if is_dropped:
+            assert late.take().version == 1
+    averages.close()
+
+
 def test_closing_wakes_those_that_wait():
     averages = server(2)
     waits, other = (SharedMemoryAverager(averages.link(rank), LAYOUT) for rank in range(2))

@@ -306,7 +306,7 @@ class AveragingServer:
         self._arrivals.ring()
 
     def hold(self) -> None:
-        """Average nothing until `go_on`."""
+        """Average nothing until `go_on`. What came too late is dropped all the same."""
         with self._lock:
             self._held = True
 
@@ -353,9 +353,6 @@ class AveragingServer:
         return False
 
     def _averaged(self) -> bool:
-        if self._held:
-            return False
-        now = time.monotonic()
         arrived: dict[int, dict[str, np.ndarray]] = {}
         for rank, member in sorted(self._members.items()):
             message = member.link.messages.peek()
@@ -363,8 +360,11 @@ class AveragingServer:
                 continue
             if int(message[0]["base"][0]) == self.version:
                 arrived[rank] = message[0]
-            else:  # it came too late for its average, and has got the newest
+            else:  # it came too late for its average, and has got the newest; its next one waits for the room
                 member.link.messages.release()
+        if self._held:
+            return False
+        now = time.monotonic()
         here = {rank for rank, member in self._members.items() if member.is_here(now, self._spec.timeout_s)}
         self._awaited = [self._members[rank].link.messages.native for rank in here]
         if not arrived or here - arrived.keys():
