@@ -4,25 +4,33 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import programs
 import pytest
 
+from composer import Composer
 from pearl.actors.actor import ActorSetup
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.process import ActorGroup
-from pearl.algorithms import DQN
-from pearl.algorithms.trainer import transition_of
+from pearl.actors.report import Report
+from pearl.algorithms import DQN, PPO
+from pearl.algorithms.on_policy import rollout_transition
+from pearl.algorithms.trainer import make_trainer, transition_of
 from pearl.backends.cpu.learner import NativeLearner
 from pearl.errors import ActorError, ConfigurationError, MissingExtraError
 from pearl.ipc.queues import WeightSyncQueue
-from pearl.remote.bridge import Needs, connected
+from pearl.remote.actor_relay import ActorLine, _ActorRelay, _Source
+from pearl.remote.actor_worker import ActorWork, Newest, RemoteActor, Reply
+from pearl.remote.bridge import Needs, RemoteWords, connected
 from pearl.remote.group import RemoteProcesses
+from pearl.remote.node import Package, about
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.runtime.serial import InlineActor
 from pearl.spec import ActorSpec, RolloutSpec, TrainSpec
@@ -171,14 +179,120 @@ def test_an_address_where_nobody_answers() -> None:
         made.group.stop()
 
 
-def test_rollouts_are_refused_and_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = ActorSetup(None, {}, ActorSpec(ENV), TrainSpec(), 0, rollout=RolloutSpec())
-    wsq = WeightSyncQueue(1)
-    with pytest.raises(ConfigurationError, match="trains on rollouts"):
-        RemoteProcesses("local", [setup], [], wsq)
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"pearl-toolkit\[ray\]"):
-        RemoteProcesses("local", [], [], wsq)
+        RemoteProcesses("local", [], [], WeightSyncQueue(1))
+
+
+def test_a_rollout_begins_when_the_host_has_room_for_it_and_with_the_newest_weights() -> None:
+    env = gym.make(ENV)
+    spaces = env.observation_space, env.action_space
+    trainer = make_trainer(PPO, *spaces, seed=3, settings={"hidden_sizes": (8,)})
+    transition = rollout_transition(PPO, *spaces, {})
+    setup = ActorSetup(
+        PPO, {}, ActorSpec(ENV, envs_per_actor=2), TrainSpec(), 7,
+        policy=read_policy(trainer), transition=transition, rollout=RolloutSpec(horizon=16),
+    )  # fmt: skip
+    flat = np.concatenate([p.detach().numpy().ravel() for p in trainer.networks.parameters()])
+    actor = RemoteActor()
+    try:
+        actor.start(ActorWork(Package.of((setup, None), with_program=False), len(flat), 0), 0, 0, Newest(flat, 4, None))
+
+        def rollout(newest: Newest) -> Reply:
+            deadline = time.monotonic() + PATIENCE_S
+            while not len((reply := actor.take(newest)).rows):
+                assert reply.failure is None, reply.failure
+                assert time.monotonic() < deadline
+            assert list(reply.rows) == [32]
+            return reply
+
+        assert rollout(Newest(None, 4, None)).others["counts"][0, 3] == 4
+        time.sleep(0.05)  # enough for another one
+        newer = rollout(Newest(flat + 1, 9, None))
+        assert newer.policy == newer.others["counts"][0, 3] == 9
+    finally:
+        actor._dcq.close()
+
+
+class FakeRay:
+    """Calls as Ray would make them elsewhere, made here: of an actor that drops the weights that it is sent."""
+
+    exceptions = ray.exceptions
+
+    def __init__(self, actor: object) -> None:
+        self._actor, self.killed = actor, 0
+
+    def get(self, reference: object, timeout: float) -> object:
+        return reference
+
+    def put(self, newest: object) -> object:
+        return newest
+
+    def kill(self, actor: object, no_restart: bool) -> None:
+        self.killed += 1
+
+    def make(self) -> object:
+        """A Ray actor: its methods have `remote`."""
+        calls = {name: SimpleNamespace(remote=getattr(self._actor, name)) for name in ("about", "start", "take")}
+        return SimpleNamespace(**calls)
+
+
+def test_weights_that_do_not_reach_an_actor_are_found_by_their_version() -> None:
+    class Deaf:
+        """It says what weights it has: those it began with."""
+
+        def about(self) -> dict[str, str]:
+            return about()
+
+        def start(self, work: object, env_steps: int, restarts: int, newest: Newest) -> None:
+            self._policy = newest.version
+
+        def take(self, newest: Newest) -> Reply:
+            return Reply(np.zeros(0, np.int64), {}, {}, self._policy, True, 0, None)
+
+    env = gym.make(ENV)
+    spaces = env.observation_space, env.action_space
+    fake = FakeRay(Deaf())
+    transition = transition_of(DQN, *spaces, {})
+    wsq = WeightSyncQueue(3)
+    first = wsq.write(np.zeros(3, np.float32))
+    line = ActorLine("actor-5", None, DataCollectionQueue(transition, 4, 2), RemoteWords(), Report())
+    bridge = SimpleNamespace(ray=fake, is_over=False, failure=None)
+    relay = _ActorRelay(bridge, line, _Source(fake, wsq, None), SimpleNamespace(remote=fake.make))
+    thread = threading.Thread(target=relay.run)
+    thread.start()
+    try:
+        line.words[RemoteWords.WANTED] = 1
+        until(lambda: line.report.is_ready)
+        assert line.report.failure is None  # it has the first ones
+        second = wsq.write(np.ones(3, np.float32))
+        until(lambda: line.words[RemoteWords.ENDED] == 1)
+        assert f"It has the weights of version {first}; it was sent {second}." in (line.report.failure or "")
+        assert fake.killed == 1
+    finally:
+        bridge.is_over = True
+        thread.join(PATIENCE_S)
+    assert bridge.failure is None
+
+
+@pytest.mark.slow
+def test_ppo_learns_from_remote_actors_what_it_learns_from_local_ones(tmp_path: Path) -> None:
+    """Every rollout is by the newest policy, so that only the place differs."""
+    composer = Composer(progress=False)
+    composer.set_train_function(learner=PPO, hidden_sizes=(16,))
+    composer.set_actors(2, env=ENV, envs_per_actor=4)
+    composer.set_rollout(horizon=64)
+    program = composer.runtime_gen(*composer.run(), tmp_path / "program.py")
+    shared = ("--timesteps", "4096", "--seed", "3", "--eval-episodes", "0", "--plain")
+    weights = {}
+    for where in ((), ("--ray",)):
+        run_dir = tmp_path / f"run{len(where)}"
+        code, output = programs.run(program, *where, *shared, "--run-dir", str(run_dir))
+        assert code == 0, output
+        assert programs.summary(run_dir)["env_steps"] >= 4096
+        weights[where] = (run_dir / "weights.safetensors").read_bytes()
+    assert weights[()] == weights[("--ray",)]
 
 
 @pytest.mark.slow

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pearl.actors.report import Report
 from pearl.errors import QueueClosedError
 from pearl.ipc.queues import WeightSyncQueue
@@ -23,7 +25,10 @@ _FRESH_S = 0.01  # weights are put into Ray at most so often
 
 @dataclass(frozen=True)
 class ActorLine:
-    """What connects one Actor with the host. `node` is where it is to run: "" is this machine, None is any node."""
+    """What connects one Actor with the host. `node` is where it is to run: "" is this machine, None is any node.
+
+    With `newest_only` it begins each message when there is room for it here, with the weights of then, as rollouts ask.
+    """
 
     name: str
     work: ActorWork
@@ -31,6 +36,7 @@ class ActorLine:
     words: RemoteWords
     report: Report
     node: str | None = None
+    newest_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,17 +67,20 @@ class _Source:
         self._reference: Any = None
         self._polled_at = 0.0
 
-    def since(self, number: int) -> tuple[int, int, Any]:
-        """Number, version of the weights, and what to send to an actor that was sent `number` before."""
+    def since(self, number: int, fresh_s: float = _FRESH_S) -> tuple[int, int, Any]:
+        """Number, version of the weights, and what to send to an actor that was sent `number` before.
+
+        They were the newest ones at most `fresh_s` seconds ago.
+        """
         with self._lock:
-            self._poll()
+            self._poll(fresh_s)
             if number == self._number:
                 return number, self._newest.version, Newest(None, self._newest.version, None)
             return self._number, self._newest.version, self._reference
 
-    def _poll(self) -> None:
+    def _poll(self, fresh_s: float) -> None:
         now = time.monotonic()
-        if now - self._polled_at < _FRESH_S and self._number:
+        if now - self._polled_at < fresh_s and self._number:
             return
         self._polled_at = now
         weights = self._wsq.poll()
@@ -128,13 +137,14 @@ class _ActorRelay(Relay):
         actor = on_node(self.ray, self._make, line.node).remote()
         try:
             self.check_node(self.get(actor.about.remote(), wanted, PLACED_S))
-            number, version, newest = self._source.since(-1)
+            number, version, newest = self._newest(-1)
             arguments = (line.work, words[RemoteWords.ENV_STEPS], words[RemoteWords.RESTARTS], newest)
             self.get(actor.start.remote(*arguments), wanted)
             under_way: deque[tuple[Any, int]] = deque()
+            ahead = 1 if line.newest_only else _AHEAD
             while True:
-                while len(under_way) < _AHEAD:
-                    number, version, newest = self._source.since(number)
+                while len(under_way) < ahead:
+                    number, version, newest = self._newest(number)
                     under_way.append((actor.take.remote(newest), version))
                 reference, version = under_way.popleft()
                 reply: Reply = self.get(reference, wanted)
@@ -144,6 +154,13 @@ class _ActorRelay(Relay):
                 self._pass_on(reply)
         finally:
             self.ray.kill(actor, no_restart=True)
+
+    def _newest(self, number: int) -> tuple[int, int, Any]:
+        """See `_Source.since`."""
+        if not self._line.newest_only:
+            return self._source.since(number)
+        self._slot()  # the host frees it when the weights are published
+        return self._source.since(number, 0.0)
 
     def _note(self, reply: Reply) -> None:
         report = self._line.report
@@ -155,14 +172,19 @@ class _ActorRelay(Relay):
         if reply.is_ready and not report.is_ready:
             report.ready()
 
+    def _slot(self) -> dict[str, np.ndarray]:
+        """Wait for room for a message."""
+        while (slot := self._line.dcq.reserve(POLL_S)) is None:
+            if self.is_over:
+                raise QueueClosedError("The run is over.")
+            self._line.report.beat()  # it waits for the run
+        return slot
+
     def _pass_on(self, reply: Reply) -> None:
         first = 0
         for i, rows in enumerate(reply.rows):
             end = first + int(rows)
-            while (slot := self._line.dcq.reserve(POLL_S)) is None:
-                if self.is_over:
-                    raise QueueClosedError("The run is over.")
-                self._line.report.beat()  # it waits for the run
+            slot = self._slot()
             for name, column in reply.columns.items():
                 slot[name][: end - first] = column[first:end]
             for name, stacked in reply.others.items():

@@ -69,6 +69,7 @@ class RemoteActor:
     def __init__(self) -> None:
         self._policy = 0
         self._hosts_version = {0: 0}  # of each version of the WSQ here
+        self._held = False  # a message was sent whose place the host has not freed
         self._report = Report()
 
     def about(self) -> dict[str, str]:
@@ -88,7 +89,8 @@ class RemoteActor:
         rows = setup.message_rows()
         one = DataCollectionQueue(setup.transition, rows, 1, further=setup.further_fields)
         size = sum(array.nbytes for array in (one.reserve() or {}).values())
-        slots = int(np.clip(-(-_QUEUE_BYTES // max(1, size)), 2, _MOST_MESSAGES))
+        self._newest_only = setup.rollout is not None
+        slots = 1 if self._newest_only else int(np.clip(-(-_QUEUE_BYTES // max(1, size)), 2, _MOST_MESSAGES))
         self._dcq = DataCollectionQueue(setup.transition, rows, slots, further=setup.further_fields)
         self._by_row = {field.name for field in setup.transition.fields} | {"priority"}
         self._wsq = WeightSyncQueue(work.weight_count)
@@ -108,10 +110,14 @@ class RemoteActor:
     def take(self, newest: Newest) -> Reply:
         """Hand over newer weights and statistics, and get what was collected.
 
-        Returns when there is a megabyte, or 50 ms after the call.
+        Returns when there is a megabyte, or 50 ms after the call. A rollout is begun by the call after the one that
+        returned the rollout before.
         """
         if self._report.failure is None:
             self._adopt(newest)
+            if self._held:
+                self._dcq.release()
+                self._held = False
         messages = self._messages() if self._report.failure is None else []
         names = messages[0][0].keys() if messages else ()
         by_row = [name for name in names if name in self._by_row or name in _PER_EPISODE]
@@ -138,13 +144,18 @@ class RemoteActor:
                 name: np.array(array[:rows] if name in self._by_row or name in _PER_EPISODE else array)
                 for name, array in arrays.items()
             }
-            self._dcq.release()
+            if self._newest_only:
+                self._held = True
+            else:
+                self._dcq.release()
             acted = int(message["counts"][3])
             message["counts"][3] = self._hosts_version[acted]
             for version in [known for known in self._hosts_version if known < acted]:
                 del self._hosts_version[version]
             found.append((message, rows))
             size += sum(array.nbytes for array in message.values())
+            if self._held:
+                break
         return found
 
 

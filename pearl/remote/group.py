@@ -10,7 +10,7 @@ from pearl.actors.actor import ActorSetup
 from pearl.actors.child_process import ChildProcess, Process
 from pearl.actors.report import Report
 from pearl.actors.standalone import names_program, standalone
-from pearl.errors import ClusterError, ConfigurationError
+from pearl.errors import ClusterError
 from pearl.extras import require_extra
 from pearl.ipc.passing import ObjectSender
 from pearl.ipc.queues import WeightSyncQueue
@@ -134,11 +134,6 @@ class RemoteProcesses:
         statistics: WeightSyncQueue | None = None,
     ) -> None:
         require_extra("ray", "ray", "--ray")
-        if any(setup.rollout is not None for setup in setups):
-            raise ConfigurationError(
-                "--ray: remote Actors collect for a replay, and this program trains on rollouts, which must be by the "
-                "newest policy. Run it without --ray."
-            )
         self._owns_bridge = isinstance(bridge, str)
         nodes = setups[0].spec.nodes if setups else ()
         needs = Needs(actors=len(setups), actor_nodes=nodes)
@@ -152,6 +147,7 @@ class RemoteProcesses:
                 RemoteWords(),
                 Report(),
                 setup.spec.node_of(setup.index),
+                newest_only=setup.rollout is not None,
             )
             for setup, dcq in zip(setups, dcqs, strict=True)
         ]
