@@ -580,14 +580,6 @@ class Composer:
                 "made in advance for a family of sizes: compose it (`pearl compose`, or run()), which makes them."
             )
 
-    def _refuse_nodes(self, stated: Platform | None = None) -> None:
-        if self._cluster is not None or (stated is not None and stated.nodes):
-            raise ConfigurationError(
-                f"{_made(self._trainer_class, 'trainer').__name__} trains on rollouts, which must be by the newest "
-                "policy: its Actors run on this machine. Leave out set_cluster (cluster in [platform]), and devices "
-                "with a node."
-            )
-
     def runtime_gen(
         self,
         replay: Any = None,
@@ -706,7 +698,6 @@ class Composer:
         if "count" in self._auto_learners:
             self._say(f"one Learner: {self._trainer_class.__name__} learns from rollouts, and has no banks of a replay")
         stated, store = self._read_files(), CalibrationStore(self._store_path, remeasure=self._remeasure)
-        self._refuse_nodes(stated)
         self._begin_actor(store, stated)
         chosen = None
         if self._chooses_settings:
@@ -730,14 +721,14 @@ class Composer:
                 f"{problem.actors.env_count} environments: nothing would be trained. Give more, or a smaller horizon."
             )
         thorough = thorough or budget.stated
-        platform = self._platform = stated or self._discover(store, thorough=thorough)
+        platform = self._platform = self._with_cluster(stated or self._discover(store, thorough=thorough))
         problem = self._vectorized(
             problem, lambda p: RolloutProfiler(platform, p, store, self._say, thorough=True), platform.host
         )
         profiler = RolloutProfiler(self._platform, problem, store, self._say, thorough=thorough)
         matrix = profiler.matrix()
         self._keep_machine(self._platform, store)
-        placement = place_rollouts(matrix, self._platform, problem)
+        placement = place_rollouts(matrix, platform, problem)
 
         def write(tried: RolloutPlacement, path: Path) -> Path:
             made = ComposedRollouts(problem, matrix, tried, Profiled(0, 0))
@@ -745,6 +736,11 @@ class Composer:
 
         with _trial_folder() as folder:
             placement = RolloutTrials(profiler, write, folder, budget).placed(placement)
+        if platform.nodes:
+            beside = ONE_LEARNER if problem.rollout.policy_lag else None
+            threads = placement.choice.learner.threads
+            problem = self._spread(problem, platform, profiler.transition_us, threads, beside)
+            placement = dataclasses.replace(placement, nodes=self._nodes)
         profiled = Profiled(profiler.misses, profiler.hits)
         self._on_policy = ComposedRollouts(problem, matrix, placement, profiled)
         self._say(f"profiled: {profiler.misses} measured, {profiler.hits} known from earlier runs")
@@ -782,6 +778,7 @@ class Composer:
             ),
             run_options=run_options,
             power=power_plan(self.platform, placement),
+            cluster=self._cluster,
         )
         generate_rollouts(source, {device.name: device for device in self.platform.devices})
         composition = RolloutComposition.of(self.platform, made.matrix, placement, self._chosen_settings)
@@ -1134,9 +1131,9 @@ class Composer:
         self, problem: Problem, profiler: Callable[[Problem], ProfilingContext], platform: Platform
     ) -> Problem:
         """The problem with its Actors and Learners on the nodes of the platform, if it has any."""
-        self._nodes = ()
         spec = problem.learners
         if not platform.nodes:
+            self._nodes = ()
             if spec.elsewhere:
                 raise ConfigurationError(
                     f"{spec.count} Learners are to be on nodes ({', '.join(node for node, _ in spec.elsewhere)}), and "
@@ -1150,20 +1147,27 @@ class Composer:
                 "machine. State a number."
             )
         threads = self._learner_threads
-        self._nodes = spread(problem, platform, profiler(problem).transition_us, threads)
-        nodes = tuple((found.node, found.actors) for found in self._nodes if found.actors)
+        problem = self._spread(problem, platform, profiler(problem).transition_us, threads, spec)
         if spec.nodes:  # in the order of the placement, as ranks follow it
             places = tuple((found.node, found.learners) for found in self._nodes if found.learners)
             spec = dataclasses.replace(spec, nodes=places)
+        return dataclasses.replace(problem, learners=spec, most_threads=threads if spec.nodes else 0)
+
+    def _spread(
+        self,
+        problem: _Problem,
+        platform: Platform,
+        transition_us: float,
+        threads: int = 1,
+        learners: LearnersSpec | None = ONE_LEARNER,
+    ) -> _Problem:
+        """The problem with its Actors on the nodes of the platform; see `spread`."""
+        self._nodes = spread(problem, platform, transition_us, threads, learners)
         for found in self._nodes:
-            learners = f"{found.learners} Learner(s) and " if spec.count > 1 else ""
-            self._say(f"{learners}{found.actors} Actor(s) on {found.node or 'this machine'}: {found.why}")
-        return dataclasses.replace(
-            problem,
-            actors=dataclasses.replace(problem.actors, nodes=nodes),
-            learners=spec,
-            most_threads=threads if spec.nodes else 0,
-        )
+            others = f"{found.learners} Learner(s) and " if learners is not None and learners.count > 1 else ""
+            self._say(f"{others}{found.actors} Actor(s) on {found.node or 'this machine'}: {found.why}")
+        nodes = tuple((found.node, found.actors) for found in self._nodes if found.actors)
+        return dataclasses.replace(problem, actors=dataclasses.replace(problem.actors, nodes=nodes))
 
     def _chosen(
         self,

@@ -139,9 +139,9 @@ class LearnersPredictions:
         self._threads[count] = threads
         found, error = [], None
         for nodes in [problem.learners.nodes] if problem.learners.nodes else layouts(count, threads, platform):
-            placed = dataclasses.replace(problem, learners=dataclasses.replace(problem.learners, nodes=nodes))
+            learners = dataclasses.replace(problem.learners, nodes=nodes)
             try:
-                found.append((nodes, spread(placed, platform, model.transition_us, threads)))
+                found.append((nodes, spread(problem, platform, model.transition_us, threads, learners)))
             except ConfigurationError as no_room:
                 error = no_room
         if not found:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from composer.platform import Node, Platform
-from composer.problem import Problem
+from composer.problem import TrainingProblem
 from pearl.errors import ConfigurationError, PlacementError
+from pearl.spec import ONE_LEARNER, LearnersSpec
 
 _BYTES_PER_GB = 1e9
 
@@ -63,17 +64,24 @@ class NodeShare:
         return text if self.carries is None else f"{text}, which carry {self.carries} Actors"
 
 
-def spread(problem: Problem, platform: Platform, transition_us: float, threads: int = 1) -> tuple[NodeShare, ...]:
+def spread(
+    problem: TrainingProblem,
+    platform: Platform,
+    transition_us: float,
+    threads: int = 1,
+    learners: LearnersSpec | None = ONE_LEARNER,
+) -> tuple[NodeShare, ...]:
     """Give the Actors of the problem to the host and to the nodes of the platform, in proportion to their free cores.
 
-    Faster cores count for more. Learners, on `threads` cores each, are on the nodes that the problem states, else all
-    on the host. No node gets more Actors than it has cores (but for the host: without a Learner), or than its
-    connection carries if each makes a transition in `transition_us` on a core of the host. Raises ConfigurationError
-    if there is no room for all, and PlacementError for a node without cores or without a connection.
+    Faster cores count for more. The `learners`, on `threads` cores each, are on the nodes that they state, else all on
+    the host; None: none trains while Actors collect. No node gets more Actors than it has cores (but for the host:
+    without a Learner), or than its connection carries if each makes a transition in `transition_us` on a core of the
+    host. Raises ConfigurationError if there is no room for all, and PlacementError for a node without cores or without
+    a connection.
     """
     host = platform.host
     size = problem.transition.nbytes / (transition_us * 1e-6)  # bytes a second of one Actor
-    stated, count = dict(problem.learners.nodes), problem.learners.count
+    stated, count = ({}, 0) if learners is None else (dict(learners.nodes), learners.count)
     places = [NodeShare("", host.name, host.cores or 1, 0), *(_place(node, host.name, size) for node in platform.nodes)]
     _check_learners(stated, places, threads)
     places = [

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from programs import CONNECTION_HEADER, command_line, run, summary
 from test_learners_program import composer_of
 
+from composer import Composer
 from composer.calibration import CalibrationStore
 from composer.cluster import MeasuredNode, joined, measure_cluster
 from composer.nodes import spread
 from composer.platform import Node, Platform
 from composer.problem import Problem
-from pearl.algorithms import DQN
+from composer.recompose import recompose
+from pearl.algorithms import DQN, PPO
 from pearl.devices.description import Connection, Device
 from pearl.errors import ConfigurationError, DeviceFileError, MissingExtraError, PearlError, PlacementError
 from pearl.spec import ActorSpec
@@ -219,6 +221,28 @@ def test_a_program_carries_the_nodes_and_runs_without_them(tmp_path: Path, quick
     composer.set_actors("auto", "CartPole-v1")
     with pytest.raises(ConfigurationError, match='num_actors cannot be "auto" with Actors on other nodes'):
         composer.run()
+
+
+def test_actors_of_rollouts_are_put_on_nodes_too(tmp_path: Path, quick_profiles: None) -> None:
+    composer = Composer(progress=False)
+    files = write_files(tmp_path, (HERE, OTHER), (LINK,))
+    composer.set_device_file(files[0])
+    composer.set_connection_file(files[1])
+    composer.set_actors(4, "CartPole-v1", envs_per_actor=2)
+    composer.set_train_function(PPO, hidden_sizes=(16,))
+    composer.set_rollout(horizon=32)
+    program = composer.runtime_gen(*composer.run(), tmp_path / "program.py", timesteps=512)
+    placement = composer.placement
+    assert [(place.node, place.actors) for place in placement.nodes] == [("", 1), ("10.0.0.2", 3)]
+    assert "With --ray, 3 x 2 environments on 10.0.0.2" in str(placement)
+    assert type(placement).from_json(placement.to_json()) == placement
+    text = program.read_text()
+    assert 'nodes=(("", 1), ("10.0.0.2", 3)),  # with --ray' in text
+    assert "with --ray: 3 on 10.0.0.2" in text
+    assert "all Actors on this machine" in text
+    assert recompose(program, progress=False).program.read_text().count("10.0.0.2") == text.count("10.0.0.2")
+    code, output = run(program, "--eval-episodes", "0", "--plain")
+    assert code == 0, output
 
 
 def test_without_ray_a_cluster_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

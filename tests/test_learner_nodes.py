@@ -180,22 +180,25 @@ def test_layouts_fill_what_is_near_first() -> None:
 
 def test_actors_go_where_learners_leave_cores(problem: Problem, tmp_path: Path) -> None:
     platform = Platform.from_files(*write_files(tmp_path, 2, ("b", 4, 10.0, 10.0), ("c", 2, 10.0, 10.0)))
-    placed = dataclasses.replace(problem, learners=LearnersSpec(4, nodes=(("", 2), ("b", 2))))
-    placed = dataclasses.replace(placed, actors=dataclasses.replace(problem.actors, count=4))
-    assert [(share.learners, share.actors) for share in spread(placed, platform, 100.0)] == [(2, 0), (2, 2), (0, 2)]
+    problem = dataclasses.replace(problem, actors=dataclasses.replace(problem.actors, count=4))
+    learners = LearnersSpec(4, nodes=(("", 2), ("b", 2)))
+    assert [(share.learners, share.actors) for share in spread(problem, platform, 100.0, learners=learners)] == [
+        (2, 0),
+        (2, 2),
+        (0, 2),
+    ]
     fewer = Platform.from_files(*write_files(tmp_path, 2, ("b", 4, 10.0, 10.0), ("c", 1, 10.0, 10.0)))
     # Here they share cores with Learners; on nodes they do not.
-    assert [share.actors for share in spread(placed, fewer, 100.0)] == [1, 2, 1]
-    alone = dataclasses.replace(placed, learners=LearnersSpec())
+    assert [share.actors for share in spread(problem, fewer, 100.0, learners=learners)] == [1, 2, 1]
     for speed, expected in (("1", [1, 3]), ("0.25", [3, 1])):  # 3 cores here against 6, or 6 / 4
         other = Platform.from_files(*write_files(tmp_path, 4, ("b", 6, 10.0, 10.0), speed=speed))
-        assert [share.actors for share in spread(alone, other, 100.0)] == expected
+        assert [share.actors for share in spread(problem, other, 100.0)] == expected
     other = Platform.from_files(*write_files(tmp_path, 2, ("b", 6, 10.0, 10.0), speed="0.25"))
-    assert [share.actors for share in spread(alone, other, 100.0)] == [1, 3], "a slow core is better than none"
+    assert [share.actors for share in spread(problem, other, 100.0)] == [1, 3], "a slow core is better than none"
     with pytest.raises(ConfigurationError, match=r"5 Learners of 1 thread\(s\) need a core for each.*node b has 4"):
-        spread(dataclasses.replace(placed, learners=LearnersSpec(5, nodes=(("b", 5),))), platform, 100.0)
+        spread(problem, platform, 100.0, learners=LearnersSpec(5, nodes=(("b", 5),)))
     with pytest.raises(ConfigurationError, match=r"on node 'd' .*does not have; found b, c"):
-        spread(dataclasses.replace(placed, learners=LearnersSpec(2, nodes=(("d", 2),))), platform, 100.0)
+        spread(problem, platform, 100.0, learners=LearnersSpec(2, nodes=(("d", 2),)))
 
 
 # --- compositions ---------------------------------------------------------------------------------------------------

@@ -285,7 +285,7 @@ def test_steps_that_come_too_late_are_lost_and_the_learner_goes_on_from_the_newe
 
 
 def test_what_came_too_late_is_dropped_while_averaging_is_held():
-    """Else a Learner's next parameters would wait for room, and with them all else that it says, such as that it saved."""
+    """Else a Learner's next parameters would wait for room, and with them its word that it saved its state."""
     averages = server(2)
     prompt, late = (SharedMemoryAverager(averages.link(rank), LAYOUT) for rank in range(2))
     for member in (prompt, late):

@@ -22,6 +22,7 @@ import jinja2
 import pearl
 from composer.codegen.python_source import EXPLORATIONS, documented, imports, laid_out, literal, settings_literal
 from composer.codegen.trainer_source import UserImport, object_import, schedule_import, trainer_import
+from composer.nodes import NodeShare
 from composer.placement import LearnerConfig, Placement, ReplayConfig
 from composer.predicted_parts import predicted_us
 from composer.problem import Problem, TrainingProblem
@@ -85,6 +86,7 @@ class Source:
     until_return: float | None
     run_options: Mapping[str, int] = field(default_factory=dict)  # defaults of further options of the program
     power: PowerPlan = field(default_factory=PowerPlan)
+    cluster: tuple[str, tuple[str, ...] | None] | None = None  # as given to `Composer.set_cluster`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,6 @@ class ProgramSource(Source):
     replay: ReplayConfig
     learner: LearnerConfig
     problem: Problem
-    cluster: tuple[str, tuple[str, ...] | None] | None = None  # as given to `Composer.set_cluster`
 
 
 def origin(*device_files: Path | None) -> str:
@@ -297,7 +298,6 @@ def render(source: ProgramSource, devices: Mapping[str, Device]) -> str:
             metric=placement.metric,
             fanout=problem.replay.fanout,
             priority_update_delay=problem.train.priority_update_delay,
-            **({} if source.cluster is None else dict(zip(("cluster", "cluster_nodes"), source.cluster, strict=True))),
         ),
         "setting": setting,
         "predicted_eps": round(placement.eps, 1),
@@ -412,6 +412,7 @@ def composer_inputs(source: Source, trainer: str, placed: str, **further: Any) -
     def seen(file: Path | None) -> str:
         return "" if file is None else os.path.relpath(file.resolve(), here)
 
+    cluster, nodes = source.cluster or ("", None)
     value = ComposerInputs(
         trainer,
         placed,
@@ -419,6 +420,8 @@ def composer_inputs(source: Source, trainer: str, placed: str, **further: Any) -
         connections=seen(source.connection_file),
         implementation=problem.implementation,
         imported_from=problem.imported_from,
+        cluster=cluster,
+        cluster_nodes=nodes,
         **further,
     )
     fields = dataclasses.fields(value)
@@ -486,15 +489,20 @@ def _placement_note(source: ProgramSource, setting: int, on: tuple[Device, Devic
         *_learners_note(source),
         f"    Data Storage    {placement.storage}",
         f"    Actors          {placement.host}, {placement.actor_count} x {placement.envs_per_actor} environments",
-        *(
-            f"                    with --ray: {share.actors} on {share.node or 'this machine'}, {share.why}"
-            for share in placement.nodes
-        ),
+        *actors_on_nodes(placement.nodes),
         f"Predicted: {placement.eps_text} experiences trained per second,",
         f"    {placement.assumption}.",
     ]
     lines += sorted({note for device in on if (note := backend_of(device).note(device))})
     return "\n".join(map(documented, lines))
+
+
+def actors_on_nodes(nodes: Iterable[NodeShare]) -> list[str]:
+    """Lines of a program's placement: where its Actors are with --ray."""
+    return [
+        f"                    with --ray: {share.actors} on {share.node or 'this machine'}, {share.why}"
+        for share in nodes
+    ]
 
 
 def _learners_note(source: ProgramSource) -> list[str]:

@@ -17,6 +17,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from composer.matrix import LearnerCell, Measurement
+from composer.nodes import NodeShare
 from composer.on_policy.matrix import AdvantagesCell, RolloutMatrix
 from composer.on_policy.problem import RolloutProblem
 from composer.platform import Platform
@@ -90,7 +91,9 @@ class RolloutCandidate:
 class RolloutPlacement:
     """The chosen candidate is the first; the others follow, by the time of an iteration.
 
-    `rows` transitions are a rollout, of `actor_count` actors with `envs_per_actor` environments on the `host`.
+    `rows` transitions are a rollout, of `actor_count` actors with `envs_per_actor` environments on the `host`. `nodes`
+    are that machine and the nodes of a cluster with their shares of the Actors, where these run with --ray; they are
+    not part of any time here.
     """
 
     host: str
@@ -99,6 +102,7 @@ class RolloutPlacement:
     actor_count: int
     envs_per_actor: int
     candidates: tuple[RolloutCandidate, ...]
+    nodes: tuple[NodeShare, ...] = ()
 
     FORMAT = "pearl-rollout-placement"
     VERSION = 1
@@ -132,7 +136,8 @@ class RolloutPlacement:
     def assumption(self) -> str:
         """Under what the prediction holds, in words."""
         how = "while the next rollout is collected" if self.policy_lag else "in turn with collecting"
-        return f"each transition counted once, training {how}"
+        where = ", all Actors on this machine" if self.nodes else ""
+        return f"each transition counted once, training {how}{where}"
 
     def with_choice(
         self, advantages: str, learner: str, implementation: str, threads: int | None = None
@@ -185,8 +190,13 @@ class RolloutPlacement:
                 *map(short_number, us),
                 f"{self.rows / terms.t_itr_us * 1e6:,.0f}" + (" (tried)" if candidate.tried is not None else ""),
             )
-        what = f"Predicted: {self.eps:,.0f} environment steps per second, {self.assumption}."
-        return Group(table, Text(what))
+        lines = [f"Predicted: {self.eps:,.0f} environment steps per second, {self.assumption}."]
+        lines += [
+            f"With --ray, {share.actors} x {self.envs_per_actor} environments on {share.node or 'this machine'}: "
+            f"{share.why}."
+            for share in self.nodes
+        ]
+        return Group(table, *map(Text, lines))
 
     def __str__(self) -> str:
         return plain(self)

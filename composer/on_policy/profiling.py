@@ -80,17 +80,25 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
         """Microseconds in which all Actors together collect one transition."""
         return self._collection().value_us / self.problem.rows
 
+    @property
+    def transition_us(self) -> float:
+        """Microseconds in which an Actor with a core of its own collects a transition."""
+        return self._one_rollout().value_us / (self.problem.rows / self.problem.actors.count)
+
     def _collection(self) -> Measurement:
         """Microseconds until all actors have collected a rollout, side by side on the host's cores."""
+        one = self._one_rollout()
+        waves = max(1.0, self.problem.actors.count / (self.platform.host.cores or 1))
+        samples = None if one.samples is None else tuple(s * waves for s in one.samples)
+        return Measurement(one.value_us * waves, one.p20_us * waves, one.p80_us * waves, one.n, one.source, samples)
+
+    def _one_rollout(self) -> Measurement:
+        """Microseconds of one Actor's part of a rollout."""
         p, host = self.problem, self.platform.host
         parameters = {**self.actor_parameters, "horizon": p.rollout.horizon}
         self.begin(f"{host.name}: an Actor's rollout")
-        one = self.known(self.key("rollout actor", host, parameters), ("rollout",), self._measure_actor, host)[
-            "rollout"
-        ]
-        waves = max(1.0, p.actors.count / (host.cores or 1))
-        samples = None if one.samples is None else tuple(s * waves for s in one.samples)
-        return Measurement(one.value_us * waves, one.p20_us * waves, one.p80_us * waves, one.n, one.source, samples)
+        key = self.key("rollout actor", host, parameters)
+        return self.known(key, ("rollout",), self._measure_actor, host)["rollout"]
 
     def _measure_actor(self) -> dict[str, list[float]]:
         return {"rollout": measure_actor(self.actor_setup(self.problem.rollout), self.budget_s)}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pearl
 from composer.codegen.program import (
     Source,
+    actors_on_nodes,
     composer_inputs,
     installed,
     origin,
@@ -113,6 +114,7 @@ def _note(source: RolloutSource) -> str:
         f"    Learner         {learner.device}, {learner.implementation}, {learner.threads} thread(s)",
         f"    Actors          {placement.host}, {placement.actor_count} x {placement.envs_per_actor} environments, "
         f"{rollout.horizon} steps each",
+        *actors_on_nodes(placement.nodes),
         f"Predicted: {placement.eps:,.0f} environment steps per second,",
         f"    {placement.assumption}.",
     ]
