@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -224,13 +225,65 @@ def test_learners_that_nodes_cannot_make_are_refused_at_the_start(
 
 
 @pytest.mark.slow
-def test_a_node_with_another_version_is_named(nodes: Callable[[int], Nodes], tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text('import numpy\nnumpy.__version__ = "0.1"\n')
+@pytest.mark.parametrize(
+    ("named", "change"),
+    [
+        ("NumPy", 'import numpy; numpy.__version__ = "0.1"'),
+        ("Python", 'import platform; platform.python_version = lambda: "0.1"'),
+        ("pearl-toolkit", 'import pearl; pearl.__version__ = "0.1"'),
+    ],
+)
+def test_a_node_with_another_version_is_named(
+    nodes: Callable[[int], Nodes], tmp_path: Path, named: str, change: str
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"{change}\n")
     cluster = nodes(1)
     cluster.add(env_vars={"PYTHONPATH": str(tmp_path)})
-    message = r"Node .* has NumPy 0\.1; the run needs .* same version on all nodes"
+    message = rf"Node .* has {named} 0\.1; the run needs .* same version on all nodes"
     with pytest.raises(ClusterError, match=message), running(cluster.address, tmp_path / "states"):
         pass
+
+
+@pytest.mark.slow
+def test_another_version_of_ray_than_the_clusters_is_named(
+    nodes: Callable[[int], Nodes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = nodes(1).address
+    (tmp_path / "sitecustomize.py").write_text('import ray\nray.__version__ = "0.1"\n')
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    message = r"(?s)There is no connection to Ray.*have other versions of Ray or Python.*Ray: 0\.1"
+    with pytest.raises(ClusterError, match=message), running(address, tmp_path / "states"):
+        pass
+
+
+# An environment whose simulator one node does not have.
+LICENSED = """
+import os
+
+from gymnasium.envs.classic_control import CartPoleEnv
+
+if "WITHOUT_SIMULATOR" in os.environ:
+    raise ModuleNotFoundError("No module named 'licensed_simulator'", name="licensed_simulator")
+
+
+class Licensed(CartPoleEnv):
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_an_environment_that_one_node_lacks_is_named(
+    nodes: Callable[[int], Nodes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "licensed.py").write_text(LICENSED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    program = make_program(tmp_path, env=importlib.import_module("licensed").Licensed, actors=2)
+    cluster = nodes(1)
+    cluster.add(env_vars={"WITHOUT_SIMULATOR": "1"})
+    shared = "--timesteps", "100000000", "--plain", "--eval-episodes", "0", "--run-dir", str(tmp_path / "run")
+    code, output = run(program, "--ray", cluster.address, *shared)
+    assert code != 0
+    assert re.search(r"(?s)actor-\d died.* times.*No module named 'licensed_simulator'", output), output
 
 
 @pytest.mark.slow

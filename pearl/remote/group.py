@@ -62,6 +62,8 @@ class RayBridge:
         if not self.has_ended:
             return
         reason = self._report.failure
+        if reason is not None and not self._report.is_ready:
+            raise ClusterError(f"There is no connection to Ray, and the run stops here.\n{reason.rstrip()}")
         raise ClusterError(
             f"The connection to Ray is lost ({self._process.cause_of_death} of its process): the run stops here; its "
             "checkpoint can be resumed with --resume, with the address of a cluster that runs, or without --ray."

@@ -20,8 +20,10 @@ _PROGRAM = ("init_main_from_name", "init_main_from_path")
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on all nodes."""
-    return {"Python": platform.python_version(), "pearl-toolkit": pearl.__version__, "NumPy": np.__version__}
+    """What must be the same on all nodes; Ray, where it is imported, as in its driver and its workers."""
+    found = {"Python": platform.python_version(), "pearl-toolkit": pearl.__version__, "NumPy": np.__version__}
+    ray = sys.modules.get("ray")
+    return found if ray is None else {**found, "Ray": ray.__version__}
 
 
 def about() -> dict[str, str]:
