@@ -50,6 +50,12 @@ def until(condition: Callable[[], object], group: ActorGroup | None = None) -> N
         time.sleep(0.02)
 
 
+def loop_of(pid: int) -> int:
+    """The process of an actor's loop, which a Ray worker started."""
+    (loop,) = (child for child in programs.children(pid) if b"--multiprocessing-fork" in programs.command_line(child))
+    return loop
+
+
 class Run:
     """Two remote actors, and what a host has of a run."""
 
@@ -141,8 +147,10 @@ def test_remote_actors_send_what_local_ones_would_and_are_replaced(run: Run) -> 
     # Killed: named, and replaced by one that goes on.
     pid = run.group.pids[1]
     assert pid not in (0, os.getpid())
+    loop = loop_of(pid)
     os.kill(pid, signal.SIGKILL)
     until(lambda: run.group.restarts or run.message(1) is None, run.group)
+    until(lambda: not programs.is_alive(loop))  # it ends with the Ray worker
     assert run.group.restarts == 1
     while run.group.pids[1] in (0, pid):
         run.group.check(0)
@@ -195,9 +203,12 @@ def test_a_rollout_begins_when_the_host_has_room_for_it_and_with_the_newest_weig
         policy=read_policy(trainer), transition=transition, rollout=RolloutSpec(horizon=16),
     )  # fmt: skip
     flat = np.concatenate([p.detach().numpy().ravel() for p in trainer.networks.parameters()])
+    fields = DataCollectionQueue(transition, setup.message_rows(), 1, further=setup.further_fields).fields
+    by_row = frozenset(field.name for field in transition.fields)
+    work = ActorWork(Package.of((setup, None), with_program=False), fields, by_row, True, len(flat), 0)
     actor = RemoteActor()
     try:
-        actor.start(ActorWork(Package.of((setup, None), with_program=False), len(flat), 0), 0, 0, Newest(flat, 4, None))
+        actor.start(work, 0, 0, Newest(flat, 4, None))
 
         def rollout(newest: Newest) -> Reply:
             deadline = time.monotonic() + PATIENCE_S
@@ -257,7 +268,8 @@ def test_weights_that_do_not_reach_an_actor_are_found_by_their_version() -> None
     transition = transition_of(DQN, *spaces, {})
     wsq = WeightSyncQueue(3)
     first = wsq.write(np.zeros(3, np.float32))
-    line = ActorLine("actor-5", None, DataCollectionQueue(transition, 4, 2), RemoteWords(), Report())
+    work = ActorWork(Package.of(None, with_program=False), (), frozenset(), False, 3, 0)
+    line = ActorLine("actor-5", work, DataCollectionQueue(transition, 4, 2), RemoteWords(), Report())
     bridge = SimpleNamespace(ray=fake, is_over=False, failure=None)
     relay = _ActorRelay(bridge, line, _Source(fake, wsq, None), SimpleNamespace(remote=fake.make))
     thread = threading.Thread(target=relay.run)
@@ -296,12 +308,13 @@ def test_ppo_learns_from_remote_actors_what_it_learns_from_local_ones(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_remote_actor_that_hangs_is_ended_and_replaced(run: Run) -> None:
+@pytest.mark.parametrize("stopped", ["Ray worker", "actor loop"])
+def test_a_remote_actor_that_hangs_is_ended_and_replaced(run: Run, stopped: str) -> None:
     for actor in range(2):
         assert run.message(actor)[1] > 0
     pid = run.group.pids[1]
     run.group._timeout_s = 5.0
-    os.kill(pid, signal.SIGSTOP)
+    os.kill(pid if stopped == "Ray worker" else loop_of(pid), signal.SIGSTOP)
     until(lambda: run.drained() and run.group.restarts, run.group)
     run.group._timeout_s = math.inf  # a new one takes its time
     assert run.message(0)[1] > 0
@@ -309,6 +322,17 @@ def test_a_remote_actor_that_hangs_is_ended_and_replaced(run: Run) -> None:
     for _ in range(5):
         assert run.message(1)[1] > 0
     until(lambda: not programs.is_alive(pid))
+
+
+@pytest.mark.slow
+def test_a_crash_of_a_remote_actors_process_is_named(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    for actor in range(2):
+        assert run.message(actor)[1] > 0
+    os.kill(loop_of(run.group.pids[0]), signal.SIGSEGV)
+    until(lambda: run.drained() and run.group.restarts, run.group)
+    assert "Its process ended (signal SIGSEGV)." in caplog.text
+    for _ in range(5):
+        assert run.message(0)[1] > 0
 
 
 @pytest.mark.slow

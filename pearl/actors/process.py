@@ -28,7 +28,7 @@ from pearl.errors import ActorError, QueueClosedError
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
 
-    from pearl.ipc.queues import WeightSyncQueue
+    from pearl.ipc.queues import ColumnQueue, WeightSyncQueue
     from pearl.runtime.queues import DataCollectionQueue
 
 logger = logging.getLogger("pearl.actors")
@@ -42,14 +42,14 @@ _MESSAGE_S = 0.05  # a message that takes longer than this is sent before it is 
 
 def run_actor(
     setup: ActorSetup,
-    dcq: DataCollectionQueue,
+    dcq: ColumnQueue,
     wsq: WeightSyncQueue,
     report: Report,
     environment: EnvSpec | None = None,
     shared_warnings: SharedWarnings | None = None,
     statistics: WeightSyncQueue | None = None,
 ) -> None:
-    """Main function of an actor process: until its queue closes.
+    """Main function of an actor process: until its queue, which has the columns of a DataCollectionQueue, closes.
 
     `environment` is registered first: an actor that starts without the program may not know it.
     """

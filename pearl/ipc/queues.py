@@ -112,6 +112,11 @@ class ColumnQueue:
         return self._native.size()
 
     @property
+    def fields(self) -> tuple[FieldSpec, ...]:
+        """The arrays of a message."""
+        return self._fields
+
+    @property
     def slots(self) -> int:
         """Messages that the queue can hold."""
         return self._slots

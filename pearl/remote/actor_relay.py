@@ -25,10 +25,7 @@ _FRESH_S = 0.01  # weights are put into Ray at most so often
 
 @dataclass(frozen=True)
 class ActorLine:
-    """What connects one Actor with the host. `node` is where it is to run: "" is this machine, None is any node.
-
-    With `newest_only` it begins each message when there is room for it here, with the weights of then, as rollouts ask.
-    """
+    """What connects one Actor with the host. `node` is where it is to run: "" is this machine, None is any node."""
 
     name: str
     work: ActorWork
@@ -36,7 +33,6 @@ class ActorLine:
     words: RemoteWords
     report: Report
     node: str | None = None
-    newest_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,7 +137,7 @@ class _ActorRelay(Relay):
             arguments = (line.work, words[RemoteWords.ENV_STEPS], words[RemoteWords.RESTARTS], newest)
             self.get(actor.start.remote(*arguments), wanted)
             under_way: deque[tuple[Any, int]] = deque()
-            ahead = 1 if line.newest_only else _AHEAD
+            ahead = 1 if line.work.newest_only else _AHEAD
             while True:
                 while len(under_way) < ahead:
                     number, version, newest = self._newest(number)
@@ -157,7 +153,7 @@ class _ActorRelay(Relay):
 
     def _newest(self, number: int) -> tuple[int, int, Any]:
         """See `_Source.since`."""
-        if not self._line.newest_only:
+        if not self._line.work.newest_only:
             return self._source.since(number)
         self._slot()  # the host frees it when the weights are published
         return self._source.since(number, 0.0)

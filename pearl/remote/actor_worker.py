@@ -1,38 +1,40 @@
-"""An Actor in a Ray worker: the actor loop of `pearl.actors.process`, and its messages in large pieces."""
+"""An Actor on a node: the actor loop of `pearl.actors.process`, and a Ray worker that sends its messages in pieces."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import threading
 import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from pearl.actors.child_process import ChildProcess
 from pearl.actors.process import run_actor
 from pearl.actors.report import Report
-from pearl.ipc.queues import WeightSyncQueue
+from pearl.ipc.queues import ColumnQueue, WeightSyncQueue
 from pearl.remote.node import Package, about
-from pearl.runtime.queues import DataCollectionQueue
+from pearl.spec import FieldSpec
 
 _MOST_BYTES = 1 << 20  # of a reply, about
 _LONGEST_S = 0.05  # of a call that waits for messages
 _QUEUE_BYTES, _MOST_MESSAGES = 2 << 20, 32  # of messages that wait on the node
-_PER_EPISODE = ("episode_return", "episode_length")
 
 
 @dataclass(frozen=True)
 class ActorWork:
     """What an Actor needs to start on another node.
 
-    `setup` has its `ActorSetup` and, if it starts without the program, the environment to register.
+    `setup` has its `ActorSetup` and, if it starts without the program, the environment to register. `fields` are the
+    arrays of its messages, of which those in `by_row` hold a row after the other. With `newest_only` it begins each
+    message when the one before is used, with the weights of then.
     """
 
     setup: Package
+    fields: tuple[FieldSpec, ...]
+    by_row: frozenset[str]
+    newest_only: bool
     weight_count: int
     statistics_count: int
 
@@ -64,7 +66,10 @@ class Reply:
 
 
 class RemoteActor:
-    """One actor in a Ray worker. Its loop runs in a thread; Ray calls the methods, one after the other."""
+    """One actor in a Ray worker: Ray calls the methods, one after the other.
+
+    Its loop has a process of its own, as on one machine: threads of Ray's would hold it up, a tenth of the time.
+    """
 
     def __init__(self) -> None:
         self._policy = 0
@@ -84,21 +89,15 @@ class RemoteActor:
             self._report.fail(traceback.format_exc(limit=-8))
 
     def _start(self, work: ActorWork, env_steps: int, restarts: int, newest: Newest) -> None:
-        setup, environment = work.setup.loaded()
-        setup = dataclasses.replace(setup, env_steps=env_steps, restarts=restarts)
-        rows = setup.message_rows()
-        one = DataCollectionQueue(setup.transition, rows, 1, further=setup.further_fields)
-        size = sum(array.nbytes for array in (one.reserve() or {}).values())
-        self._newest_only = setup.rollout is not None
-        slots = 1 if self._newest_only else int(np.clip(-(-_QUEUE_BYTES // max(1, size)), 2, _MOST_MESSAGES))
-        self._dcq = DataCollectionQueue(setup.transition, rows, slots, further=setup.further_fields)
-        self._by_row = {field.name for field in setup.transition.fields} | {"priority"}
+        self._work = work
+        size = sum(field.nbytes for field in work.fields)
+        slots = 1 if work.newest_only else int(np.clip(-(-_QUEUE_BYTES // max(1, size)), 2, _MOST_MESSAGES))
+        self._dcq = ColumnQueue(work.fields, slots)
         self._wsq = WeightSyncQueue(work.weight_count)
         self._statistics = WeightSyncQueue(work.statistics_count) if work.statistics_count else None
         self._adopt(newest)
-        arguments = (setup, self._dcq, self._wsq.reader(), self._report, environment, None)
-        reader = None if self._statistics is None else self._statistics.reader()
-        threading.Thread(target=_run, args=(*arguments, reader), name="actor", daemon=True).start()
+        arguments = (work.setup, env_steps, restarts, self._dcq, self._wsq, self._report, self._statistics)
+        self._process = ChildProcess(_run, arguments, "actor", without_program=True)
 
     def _adopt(self, newest: Newest) -> None:
         if newest.weights is not None:
@@ -119,8 +118,10 @@ class RemoteActor:
                 self._dcq.release()
                 self._held = False
         messages = self._messages() if self._report.failure is None else []
+        if self._report.failure is None and self._process.exit_code is not None:
+            self._report.fail(f"Its process ended ({self._process.cause_of_death}).")
         names = messages[0][0].keys() if messages else ()
-        by_row = [name for name in names if name in self._by_row or name in _PER_EPISODE]
+        by_row = [name for name in names if name in self._work.by_row]
         return Reply(
             np.array([rows for _, rows in messages], np.int64),
             {name: np.concatenate([message[name] for message, _ in messages]) for name in by_row},
@@ -141,10 +142,9 @@ class RemoteActor:
                 break
             arrays, rows = peeked
             message = {
-                name: np.array(array[:rows] if name in self._by_row or name in _PER_EPISODE else array)
-                for name, array in arrays.items()
+                name: np.array(array[:rows] if name in self._work.by_row else array) for name, array in arrays.items()
             }
-            if self._newest_only:
+            if self._work.newest_only:
                 self._held = True
             else:
                 self._dcq.release()
@@ -159,6 +159,21 @@ class RemoteActor:
         return found
 
 
-def _run(*arguments: Any) -> None:
-    with contextlib.suppress(SystemExit):  # its report says why
-        run_actor(*arguments)
+def _run(
+    package: Package,
+    env_steps: int,
+    restarts: int,
+    dcq: ColumnQueue,
+    wsq: WeightSyncQueue,
+    report: Report,
+    statistics: WeightSyncQueue | None,
+) -> None:
+    """Main function of the actor's process."""
+    try:
+        setup, environment = package.loaded()
+    except BaseException:
+        report.fail(traceback.format_exc(limit=-8))
+        raise SystemExit(1) from None
+    setup = dataclasses.replace(setup, env_steps=env_steps, restarts=restarts)
+    readers = wsq.reader(), statistics and statistics.reader()
+    run_actor(setup, dcq, readers[0], report, environment, None, readers[1])

@@ -144,12 +144,11 @@ class RemoteProcesses:
         self._lines = [
             ActorLine(
                 f"actor-{setup.index}",
-                _actor_work(setup, wsq.weight_count, count),
+                _actor_work(setup, dcq, wsq.weight_count, count),
                 dcq,
                 RemoteWords(),
                 Report(),
                 setup.spec.node_of(setup.index),
-                newest_only=setup.rollout is not None,
             )
             for setup, dcq in zip(setups, dcqs, strict=True)
         ]
@@ -209,7 +208,10 @@ class RemoteLearners:
         return self._package
 
 
-def _actor_work(setup: ActorSetup, weight_count: int, statistics_count: int) -> ActorWork:
+def _actor_work(setup: ActorSetup, dcq: DataCollectionQueue, weight_count: int, statistics_count: int) -> ActorWork:
+    assert setup.transition is not None
+    by_row = {field.name for field in setup.transition.fields} | {"priority", "episode_return", "episode_length"}
     alone = standalone(setup)
     content = alone if alone is not None else (setup, None)
-    return ActorWork(Package.of(content, with_program=alone is None), weight_count, statistics_count)
+    package = Package.of(content, with_program=alone is None)
+    return ActorWork(package, dcq.fields, frozenset(by_row), setup.rollout is not None, weight_count, statistics_count)
