@@ -1,7 +1,9 @@
 """Actors on the nodes of a Ray cluster."""
 
+import contextlib
 import math
 import os
+import random
 import signal
 import sys
 import threading
@@ -14,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 import programs
 import pytest
+from learner_runs import SEED
 
 from composer import Composer
 from pearl.actors.actor import ActorSetup
@@ -286,6 +289,51 @@ def test_weights_that_do_not_reach_an_actor_are_found_by_their_version() -> None
         bridge.is_over = True
         thread.join(PATIENCE_S)
     assert bridge.failure is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_rollouts_stay_by_the_newest_policy_when_actors_are_killed() -> None:
+    env = gym.make(ENV)
+    spaces = env.observation_space, env.action_space
+    trainer = make_trainer(PPO, *spaces, seed=3, settings={"hidden_sizes": (8,)})
+    transition = rollout_transition(PPO, *spaces, {})
+    spec = ActorSpec(ENV, count=2, envs_per_actor=2)
+    setups = [
+        ActorSetup(
+            PPO, {}, spec, TrainSpec(), 7, index,
+            policy=read_policy(trainer), transition=transition, rollout=RolloutSpec(horizon=32),
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    rows = setups[0].message_rows()
+    dcqs = [DataCollectionQueue(transition, rows, 1, further=setups[0].further_fields) for _ in setups]
+    flat = np.concatenate([p.detach().numpy().ravel() for p in trainer.networks.parameters()])
+    wsq = WeightSyncQueue(len(flat))
+    version = wsq.write(flat)
+    group = ActorGroup(setups, dcqs, wsq, most_deaths=1000, processes=RemoteProcesses("local", setups, dcqs, wsq))
+    generator = random.Random(SEED)
+    killed = 0
+    try:
+        while killed < 20:
+            kill_at = time.monotonic() + generator.uniform(0.0, 0.5)
+            while time.monotonic() < kill_at or not all(group.pids):
+                until(lambda: all(map(len, dcqs)), group)
+                for dcq in dcqs:
+                    message, count = dcq.peek() or pytest.fail("It was there.")
+                    assert count == rows
+                    assert message["counts"][3] == version
+                version = wsq.write(flat)
+                for dcq in dcqs:
+                    dcq.release()
+                group.check(0)
+            pid = generator.choice(group.pids)
+            with contextlib.suppress(ValueError, ProcessLookupError):  # it has no loop yet, or was the last one killed
+                os.kill(generator.choice((pid, loop_of(pid))), signal.SIGKILL)
+                killed += 1
+        assert group.restarts > 10
+    finally:
+        group.stop(20.0)
 
 
 @pytest.mark.slow
