@@ -251,7 +251,7 @@ def test_another_version_of_ray_than_the_clusters_is_named(
     address = nodes(1).address
     (tmp_path / "sitecustomize.py").write_text('import ray\nray.__version__ = "0.1"\n')
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    message = r"(?s)There is no connection to Ray.*have other versions of Ray or Python.*Ray: 0\.1"
+    message = r"(?s)There is no connection to Ray.*have different versions of Ray or Python.*Ray: 0\.1"
     with pytest.raises(ClusterError, match=message), running(address, tmp_path / "states"):
         pass
 

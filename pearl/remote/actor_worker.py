@@ -68,7 +68,7 @@ class Reply:
 class RemoteActor:
     """One actor in a Ray worker: Ray calls the methods, one after the other.
 
-    Its loop has a process of its own, as on one machine: threads of Ray's would hold it up, a tenth of the time.
+    Its loop has a process of its own, as on one machine: beside Ray's threads it would wait for the interpreter's lock.
     """
 
     def __init__(self) -> None:

@@ -160,8 +160,8 @@ def connected(address: str, needs: Needs) -> Any:
         except Exception as error:
             if "Version mismatch" in str(error):
                 raise ConfigurationError(
-                    f"--ray {address}: this machine and the cluster have other versions of Ray or Python. Install the "
-                    f"same on all nodes. Ray says: {shortened(str(error), 400)}"
+                    f"--ray {address}: this machine and the cluster have different versions of Ray or Python. Install "
+                    f"the same on all nodes. Ray says: {shortened(str(error), 400)}"
                 ) from None
             raise ConfigurationError(no_cluster(address, f"{type(error).__name__}: {error}")) from None
     cpus = float(ray.cluster_resources().get("CPU", 0.0))
