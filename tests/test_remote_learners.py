@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 import os
 import re
 import shutil
@@ -22,10 +23,13 @@ import programs
 import pytest
 from learner_runs import GOES_ON_S, PATIENCE_S, ROUND_S, ROUNDS, SEED, kill_rounds, make_trainer, running, until
 from programs import children, make_program, run, summary
+from slow_link import SlowLink
 from test_learners_program import has_trained
 
+from composer.cluster import measure_cluster
 from pearl.algorithms import DQN
 from pearl.errors import ClusterError, LearnerError
+from pearl.local_sgd.parameters import TrainerParameters
 from pearl.local_sgd.state_files import read_state
 from pearl.remote.bridge import Needs
 from pearl.remote.group import RayBridge
@@ -364,12 +368,17 @@ def test_learners_that_are_killed_again_and_again_hang_nothing(nodes: Callable[[
 
 
 class Network:
-    """A head in this network namespace, and two nodes in namespaces of their own, each on its cable to a switch."""
+    """A head in this network namespace, and two nodes in namespaces of their own, each on its cable to a switch.
+
+    Cables have `latency_s` and carry `bytes_per_s` in each direction, where these are given.
+    """
 
     SUBNET, PORT = "10.77.0", 6999
 
-    def __init__(self) -> None:
+    def __init__(self, latency_s: float = 0.0, bytes_per_s: float = math.inf) -> None:
         self._name = f"pearl{os.getpid() % 10000}"
+        self._slowness = latency_s, bytes_per_s
+        self._links: list[SlowLink] = []
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
@@ -381,7 +390,11 @@ class Network:
         for node in (2, 3):
             space, cable = self._space(node), self._cable(node)
             self._ip(f"netns add {space}")
-            self._ip(f"link add {cable} type veth peer name eth0 netns {space}")
+            if self._slowness == (0.0, math.inf):
+                self._ip(f"link add {cable} type veth peer name eth0 netns {space}")
+            else:
+                self._links.append(SlowLink((cable, f"{cable}x"), *self._slowness))
+                self._ip(f"link set {cable}x netns {space} name eth0")
             self._ip(f"link set {cable} master {self._name} up")
             self._ip(f"-n {space} addr add {self.SUBNET}.{node}/24 dev eth0")
             self._ip(f"-n {space} link set eth0 up")
@@ -398,6 +411,8 @@ class Network:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        for link in self._links:
+            link.close()
         for command in (*(f"netns del {self._space(node)}" for node in (2, 3)), f"link del {self._name}"):
             subprocess.run(["ip", *command.split()], check=False, capture_output=True)
 
@@ -436,16 +451,38 @@ class Network:
 
 
 @pytest.fixture
-def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
+def network(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Network]:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and ip")
-    made = Network()
+    if os.geteuid() != 0 or shutil.which("ip") is None or not Path("/dev/net/tun").exists():
+        pytest.skip("network namespaces need root, ip and /dev/net/tun")
+    made = Network(*getattr(request, "param", ()))
     try:
         made.start()
         yield made
     finally:
         made.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", [(0.002, 25e6)], ids=["2 ms, 25 MB/s"], indirect=True)
+def test_a_slow_network_is_measured_and_makes_averages_as_slow_as_foretold(network: Network, tmp_path: Path) -> None:
+    found = [node for node in measure_cluster(network.address) if not node.is_here]
+    assert len(found) == 2
+    for node in found:
+        assert 2_000 < node.latency_us < 6_000
+        assert 0.01 < node.bandwidth_gbps < 0.026
+    with running(network.address, tmp_path / "states", make=make_large_trainer) as run:
+        run.until_members(True, True)
+        gaps = []
+        for _ in range(10):
+            version, begin = run.version, time.monotonic()
+            run.until(lambda version=version: run.version >= version + 4)
+            gaps.append((time.monotonic() - begin) / (run.version - version))
+        size = 4e-9 * TrainerParameters(run.trainer).layout.count
+        # As `LearnersModel.network_us`: both nodes share the host's link there; here each has a cable of its own.
+        least_s = 2 * max(size / node.bandwidth_gbps + 1e-6 * node.latency_us for node in found)
+        most_s = 2 * (sum(size / node.bandwidth_gbps for node in found) + 1e-6 * max(n.latency_us for n in found))
+        assert 0.8 * least_s < np.median(gaps) < 2.0 * most_s, (least_s, most_s, gaps)
 
 
 @pytest.mark.slow
