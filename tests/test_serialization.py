@@ -51,7 +51,7 @@ READERS: dict[str, tuple[Callable[[Path], str], Callable[[str, Path], str]]] = {
 def plain(value: Any) -> Any:
     """Numbers as floats, the order of lists of records as it is, sources and defaults left out."""
     if isinstance(value, dict):
-        defaults = (None, [], 0, 0.0, 1, False, "torch", {"reason": NOT_MEASURED.reason})
+        defaults = (None, [], 0, 0.0, 1, False, "", "torch", {"reason": NOT_MEASURED.reason})
         return {k: plain(v) for k, v in value.items() if v not in defaults and k != "source"}
     if isinstance(value, list):
         return [plain(item) for item in value]
