@@ -725,9 +725,13 @@ class Composer:
         problem = self._vectorized(
             problem, lambda p: RolloutProfiler(platform, p, store, self._say, thorough=True), platform.host
         )
-        profiler = RolloutProfiler(self._platform, problem, store, self._say, thorough=thorough)
+        profiler = RolloutProfiler(platform, problem, store, self._say, thorough=thorough)
+        placed = problem
+        if platform.nodes:
+            beside = ONE_LEARNER if problem.rollout.policy_lag else None
+            placed = self._spread(problem, platform, profiler.transition_us, learners=beside)
         matrix = profiler.matrix()
-        self._keep_machine(self._platform, store)
+        self._keep_machine(platform, store)
         placement = place_rollouts(matrix, platform, problem)
 
         def write(tried: RolloutPlacement, path: Path) -> Path:
@@ -737,12 +741,9 @@ class Composer:
         with _trial_folder() as folder:
             placement = RolloutTrials(profiler, write, folder, budget).placed(placement)
         if platform.nodes:
-            beside = ONE_LEARNER if problem.rollout.policy_lag else None
-            threads = placement.choice.learner.threads
-            problem = self._spread(problem, platform, profiler.transition_us, threads, beside)
             placement = dataclasses.replace(placement, nodes=self._nodes)
         profiled = Profiled(profiler.misses, profiler.hits)
-        self._on_policy = ComposedRollouts(problem, matrix, placement, profiled)
+        self._on_policy = ComposedRollouts(placed, matrix, placement, profiled)
         self._say(f"profiled: {profiler.misses} measured, {profiler.hits} known from earlier runs")
         choice = self._on_policy.placement.choice
         return choice.advantages, choice.learner

@@ -18,6 +18,7 @@ from test_learners_program import composer_of
 from composer import Composer
 from composer.calibration import CalibrationStore
 from composer.cluster import MeasuredNode, joined, measure_cluster
+from composer.html_report.page import report_page
 from composer.nodes import spread
 from composer.platform import Node, Platform
 from composer.problem import Problem
@@ -241,8 +242,14 @@ def test_actors_of_rollouts_are_put_on_nodes_too(tmp_path: Path, quick_profiles:
     assert "with --ray: 3 on 10.0.0.2" in text
     assert "all Actors on this machine" in text
     assert recompose(program, progress=False).program.read_text().count("10.0.0.2") == text.count("10.0.0.2")
-    code, output = run(program, "--eval-episodes", "0", "--plain")
+    code, output = run(program, "--eval-episodes", "0", "--plain", "--run-dir", str(tmp_path / "run"))
     assert code == 0, output
+    page = report_page(tmp_path / "run")
+    assert "On 10.0.0.2" in page
+    assert "3 Actors" in page
+    composer.set_actors(40, "CartPole-v1", envs_per_actor=2)
+    with pytest.raises(ConfigurationError, match="40 Actors need a core each"):
+        composer.run()
 
 
 def test_without_ray_a_cluster_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -59,15 +60,37 @@ def loop_of(pid: int) -> int:
     return loop
 
 
+def spaces() -> tuple[gym.Space[Any], gym.Space[Any]]:
+    env = gym.make(ENV)
+    return env.observation_space, env.action_space
+
+
+class RolloutActors:
+    """What actors of PPO need: setups, a queue each, and weights."""
+
+    def __init__(self, count: int) -> None:
+        trainer = make_trainer(PPO, *spaces(), seed=3, settings={"hidden_sizes": (8,)})
+        transition = rollout_transition(PPO, *spaces(), {})
+        spec, policy = ActorSpec(ENV, count=count, envs_per_actor=2), read_policy(trainer)
+        self.setups = [
+            ActorSetup(
+                PPO, {}, spec, TrainSpec(), 7, index,
+                policy=policy, transition=transition, rollout=RolloutSpec(horizon=16),
+            )
+            for index in range(count)
+        ]  # fmt: skip
+        self.rows, further = self.setups[0].message_rows(), self.setups[0].further_fields
+        self.dcqs = [DataCollectionQueue(transition, self.rows, 1, further=further) for _ in self.setups]
+        self.weights = np.concatenate([p.detach().numpy().ravel() for p in trainer.networks.parameters()])
+
+
 class Run:
     """Two remote actors, and what a host has of a run."""
 
     def __init__(self, address: str, count: int = 2, nodes: tuple[tuple[str, int], ...] = ()) -> None:
-        env = gym.make(ENV)
-        spaces = env.observation_space, env.action_space
-        self.trainer = DQN(*spaces, seed=3, hidden_sizes=(16,))
+        self.trainer = DQN(*spaces(), seed=3, hidden_sizes=(16,))
         spec = ActorSpec(ENV, count=count, envs_per_actor=2, nodes=nodes)
-        transition = transition_of(DQN, *spaces, {})
+        transition = transition_of(DQN, *spaces(), {})
         self.setups = [
             ActorSetup(DQN, {}, spec, TrainSpec(), 7, index, policy=read_policy(self.trainer), transition=transition)
             for index in range(count)
@@ -197,18 +220,10 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_rollout_begins_when_the_host_has_room_for_it_and_with_the_newest_weights() -> None:
-    env = gym.make(ENV)
-    spaces = env.observation_space, env.action_space
-    trainer = make_trainer(PPO, *spaces, seed=3, settings={"hidden_sizes": (8,)})
-    transition = rollout_transition(PPO, *spaces, {})
-    setup = ActorSetup(
-        PPO, {}, ActorSpec(ENV, envs_per_actor=2), TrainSpec(), 7,
-        policy=read_policy(trainer), transition=transition, rollout=RolloutSpec(horizon=16),
-    )  # fmt: skip
-    flat = np.concatenate([p.detach().numpy().ravel() for p in trainer.networks.parameters()])
-    fields = DataCollectionQueue(transition, setup.message_rows(), 1, further=setup.further_fields).fields
-    by_row = frozenset(field.name for field in transition.fields)
-    work = ActorWork(Package.of((setup, None), with_program=False), fields, by_row, True, len(flat), 0)
+    made = RolloutActors(1)
+    (setup,), (dcq,), flat = made.setups, made.dcqs, made.weights
+    package = Package.of((setup, None), with_program=False)
+    work = ActorWork(package, dcq.fields, dcq.by_row, True, len(flat), 0)
     actor = RemoteActor()
     try:
         actor.start(work, 0, 0, Newest(flat, 4, None))
@@ -265,10 +280,8 @@ def test_weights_that_do_not_reach_an_actor_are_found_by_their_version() -> None
         def take(self, newest: Newest) -> Reply:
             return Reply(np.zeros(0, np.int64), {}, {}, self._policy, True, 0, None)
 
-    env = gym.make(ENV)
-    spaces = env.observation_space, env.action_space
     fake = FakeRay(Deaf())
-    transition = transition_of(DQN, *spaces, {})
+    transition = transition_of(DQN, *spaces(), {})
     wsq = WeightSyncQueue(3)
     first = wsq.write(np.zeros(3, np.float32))
     work = ActorWork(Package.of(None, with_program=False), (), frozenset(), False, 3, 0)
@@ -294,21 +307,8 @@ def test_weights_that_do_not_reach_an_actor_are_found_by_their_version() -> None
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_rollouts_stay_by_the_newest_policy_when_actors_are_killed() -> None:
-    env = gym.make(ENV)
-    spaces = env.observation_space, env.action_space
-    trainer = make_trainer(PPO, *spaces, seed=3, settings={"hidden_sizes": (8,)})
-    transition = rollout_transition(PPO, *spaces, {})
-    spec = ActorSpec(ENV, count=2, envs_per_actor=2)
-    setups = [
-        ActorSetup(
-            PPO, {}, spec, TrainSpec(), 7, index,
-            policy=read_policy(trainer), transition=transition, rollout=RolloutSpec(horizon=32),
-        )
-        for index in range(2)
-    ]  # fmt: skip
-    rows = setups[0].message_rows()
-    dcqs = [DataCollectionQueue(transition, rows, 1, further=setups[0].further_fields) for _ in setups]
-    flat = np.concatenate([p.detach().numpy().ravel() for p in trainer.networks.parameters()])
+    made = RolloutActors(2)
+    setups, dcqs, rows, flat = made.setups, made.dcqs, made.rows, made.weights
     wsq = WeightSyncQueue(len(flat))
     version = wsq.write(flat)
     group = ActorGroup(setups, dcqs, wsq, most_deaths=1000, processes=RemoteProcesses("local", setups, dcqs, wsq))

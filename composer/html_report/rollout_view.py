@@ -36,12 +36,16 @@ def view(made: RolloutComposition) -> View:
     return View(
         how=f"As composed for throughput (EPS), each transition counted once. {how}",
         host=placement.host,
-        placed=(("GAE", choice.advantages.device), ("Learner", learner.device), ("Actors", placement.host)),
+        placed=(("GAE", choice.advantages.device), ("Learner", learner.device), *_actors(placement)),
         facts=(
             ("GAE", choice.advantages.device),
             ("Learner", f"{learner.device}: {learner.implementation}, threads {learner.threads}"),
             ("Rollout", f"{placement.rows:,} transitions"),
             ("Actors", f"{placement.host}: {placement.actor_count} x {placement.envs_per_actor} environments"),
+            *(
+                (f"On {share.node or placement.host}", f"{share.actors} Actors; {share.why}")
+                for share in placement.nodes
+            ),
         ),
         iteration=f"An iteration, which is one rollout, takes {short_number(choice.terms.t_itr_us)} µs{tried}. "
         f"{iteration}.",
@@ -61,6 +65,13 @@ def view(made: RolloutComposition) -> View:
             *map(left_out_line, made.matrix.unsupported),
         ],
     )
+
+
+def _actors(placement: RolloutPlacement) -> tuple[tuple[str, str], ...]:
+    """The devices of the Actors, those of nodes too."""
+    here = any(share.actors for share in placement.nodes if not share.node) or not placement.nodes
+    elsewhere = ((f"{share.actors} Actors", share.device) for share in placement.nodes if share.node and share.actors)
+    return (*((("Actors", placement.host),) if here else ()), *elsewhere)
 
 
 def _heat_rows(matrix: RolloutMatrix, placement: RolloutPlacement) -> list[HeatRow]:

@@ -175,5 +175,4 @@ def _run(
         report.fail(traceback.format_exc(limit=-8))
         raise SystemExit(1) from None
     setup = dataclasses.replace(setup, env_steps=env_steps, restarts=restarts)
-    readers = wsq.reader(), statistics and statistics.reader()
-    run_actor(setup, dcq, readers[0], report, environment, None, readers[1])
+    run_actor(setup, dcq, wsq.reader(), report, environment, None, statistics and statistics.reader())

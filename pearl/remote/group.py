@@ -209,9 +209,7 @@ class RemoteLearners:
 
 
 def _actor_work(setup: ActorSetup, dcq: DataCollectionQueue, weight_count: int, statistics_count: int) -> ActorWork:
-    assert setup.transition is not None
-    by_row = {field.name for field in setup.transition.fields} | {"priority", "episode_return", "episode_length"}
     alone = standalone(setup)
     content = alone if alone is not None else (setup, None)
     package = Package.of(content, with_program=alone is None)
-    return ActorWork(package, dcq.fields, frozenset(by_row), setup.rollout is not None, weight_count, statistics_count)
+    return ActorWork(package, dcq.fields, dcq.by_row, setup.rollout is not None, weight_count, statistics_count)

@@ -5,6 +5,7 @@ The queues themselves, and the WSQ, are `pearl.ipc.queues`; the RRQ is `pearl.re
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,6 +48,11 @@ class DataCollectionQueue(ColumnQueue):
             bell,
         )
         self.rows = rows
+
+    @property
+    def by_row(self) -> frozenset[str]:
+        """The arrays that hold a row after the other: those before `counts`."""
+        return frozenset(field.name for field in itertools.takewhile(lambda f: f.name != "counts", self.fields))
 
     def __getstate__(self) -> tuple[Any, ...]:
         return (*super().__getstate__(), self.rows)
