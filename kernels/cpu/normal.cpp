@@ -7,7 +7,7 @@
 namespace pearl {
 
 void fill_normal(std::uint64_t seed, std::uint64_t step, std::uint32_t draw, std::size_t count, float* out) {
-  constexpr std::size_t kBlocks = 64;  // processed together: loops of a fixed length are vectorised
+  constexpr std::size_t kBlocks = 16;  // processed together: loops of a fixed length are vectorised
   const auto step_low = static_cast<std::uint32_t>(step), step_high = static_cast<std::uint32_t>(step >> 32);
   std::uint32_t words[4][kBlocks];
   float normals[4 * kBlocks];

@@ -12,9 +12,6 @@ namespace pearl::learner {
 namespace {
 
 constexpr float kLinearRange = 2.0f;  // tanh(2) = 0.96
-constexpr float kLog2 = 0.6931471805599453f, kHalfLog2Pi = 0.9189385332046727f;
-
-float softplus(float x) { return std::max(x, 0.0f) + std::log1p(std::exp(-std::fabs(x))); }
 
 }  // namespace
 
@@ -22,6 +19,7 @@ ActorCriticWorker::ActorCriticWorker(const ActorCriticModel& model, std::size_t 
     : actor(*model.actor, panels, true),
       next_actor(*model.actor, panels, false),
       log_prob(model.actor->kernels().panel * panels),
+      noise(model.actor->kernels().panel * panels * model.actions.center.size()),
       slopes(model.critics.size()),
       values(model.critics.size()),
       judged(model.critics.size()) {
@@ -159,8 +157,8 @@ void ActorCriticLearner::load_observations(const float* rows, std::size_t count,
   kernels_.to_unit(panel, scale.center.data(), scale.half_range.data(), panel, observation_size());
 }
 
-void ActorCriticLearner::act(const float* outputs, const float* noise, std::size_t count, float* unit,
-                             float* log_prob) const {
+void ActorCriticLearner::act(ActorCriticWorker& worker, std::size_t p, const float* outputs, const float* noise,
+                             std::size_t count, float* unit) const {
   const std::size_t size = panel(), actions = action_size();
   if (!settings_.stochastic) {
     kernels_.tanh(outputs, unit, actions * size);
@@ -173,18 +171,14 @@ void ActorCriticLearner::act(const float* outputs, const float* noise, std::size
       }
     return;
   }
-  const auto low = static_cast<float>(settings_.log_std_low), high = static_cast<float>(settings_.log_std_high);
-  std::fill(log_prob, log_prob + size, 0.0f);
-  std::fill(unit, unit + actions * size, 0.0f);
+  const Squash squash{static_cast<float>(settings_.log_std_low), static_cast<float>(settings_.log_std_high)};
+  float *log_prob = worker.log_prob.data() + p * size, *panels = worker.noise.data() + p * size * actions;
+  load_panel(kernels_, noise, actions, count, panels);
+  std::fill_n(log_prob, size, 0.0f);
+  std::fill_n(unit, actions * size, 0.0f);
   for (std::size_t a = 0; a < actions; ++a)
-    for (std::size_t c = 0; c < count; ++c) {
-      const float log_std = std::clamp(outputs[(actions + a) * size + c], low, high), n = noise[c * actions + a];
-      const float x = outputs[a * size + c] + std::exp(log_std) * n;
-      const float log_slope = 2.0f * (kLog2 - x - softplus(-2.0f * x));
-      log_prob[c] -= 0.5f * n * n + log_std + kHalfLog2Pi + log_slope;
-      unit[a * size + c] = x;
-    }
-  kernels_.tanh(unit, unit, actions * size);
+    kernels_.squash(squash, outputs + a * size, outputs + (actions + a) * size, panels + a * size,
+                    model_.actor->columns(count), unit + a * size, log_prob);
 }
 
 void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const ActorCriticBatch& batch,
@@ -204,9 +198,8 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
   for_panels(group, [&](std::size_t p, std::size_t first, std::size_t count) {
     float* next = worker.next_critics[0].value(0, p);
     std::memcpy(next, worker.next_actor.value(0, p), obs * size * sizeof(float));
-    act(worker.next_actor.value(model_.actor->output(), p),
-        batch.next_noise == nullptr ? nullptr : batch.next_noise + first * actions, count, next + obs * size,
-        worker.log_prob.data() + p * size);
+    act(worker, p, worker.next_actor.value(model_.actor->output(), p),
+        batch.next_noise == nullptr ? nullptr : batch.next_noise + first * actions, count, next + obs * size);
 
     float* inputs = worker.critics[0].value(0, p);
     load_observations(static_cast<const float*>(batch.obs) + first * obs, count, inputs);
@@ -268,8 +261,6 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
   const bool smaller_judges = critics == 2 && !ensemble();
   const float of_each = 1.0f / static_cast<float>(critics);  // the share of a critic in the mean
   const float share = 1.0f / static_cast<float>(batch.rows);
-  const auto low = static_cast<float>(settings_.log_std_low), high = static_cast<float>(settings_.log_std_high);
-  const auto penalty = static_cast<float>(settings_.saturation_penalty);
   const auto output = model_.actor->output();
   for_panels(group, [&](std::size_t p, std::size_t first, std::size_t count) {
     load_observations(static_cast<const float*>(batch.obs) + first * obs, count, worker.actor.value(0, p));
@@ -279,7 +270,7 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
     float* inputs = worker.critics[0].value(0, p);
     std::memcpy(inputs, worker.actor.value(0, p), obs * size * sizeof(float));
     const float* noise = settings_.stochastic ? batch.noise + first * actions : nullptr;
-    act(worker.actor.value(output, p), noise, count, inputs + obs * size, worker.log_prob.data() + p * size);
+    act(worker, p, worker.actor.value(output, p), noise, count, inputs + obs * size);
   });
   for (std::size_t k = 0; k < critics; ++k) {
     Workspace& workspace = worker.critics[k];
@@ -316,30 +307,31 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
   for (std::size_t k = 0; k < critics; ++k)
     model_.critics[k]->backward(model_.critic_weights, nullptr, worker.critics[k], group.panels,
                                 group.last - group.first, group.last_columns, false, true);
-  for_panels(group, [&](std::size_t p, std::size_t first, std::size_t count) {
+  const SquashSlopes squash{static_cast<float>(settings_.log_std_low), static_cast<float>(settings_.log_std_high),
+                            temperature, share};
+  const auto penalty = static_cast<float>(settings_.saturation_penalty);
+  for_panels(group, [&](std::size_t p, std::size_t, std::size_t count) {
     const float* outputs = worker.actor.value(output, p);
-    const float* unit = worker.critics[0].value(0, p) + obs * size;
+    const float *unit = worker.critics[0].value(0, p) + obs * size, *noise = worker.noise.data() + p * size * actions;
+    float* of_unit = worker.critics[0].gradient(0, p) + obs * size;
+    for (std::size_t k = 1; k < critics; ++k)
+      kernels_.scale(worker.critics[k].gradient(0, p) + obs * size, 1.0f, of_unit, actions * size, true);
     float* slopes = worker.actor.gradient(output, p);
-    std::fill(slopes, slopes + model_.actor->output_width() * size, 0.0f);
-    for (std::size_t a = 0; a < actions; ++a)
-      for (std::size_t c = 0; c < count; ++c) {
-        const std::size_t at = a * size + c;
-        float slope = worker.critics[0].gradient(0, p)[obs * size + at];
-        for (std::size_t k = 1; k < critics; ++k) slope += worker.critics[k].gradient(0, p)[obs * size + at];
-        slope *= 1.0f - unit[at] * unit[at];
-        if (!settings_.stochastic) {
-          const float excess = std::fabs(outputs[at]) - kLinearRange;
-          if (excess > 0.0f) slope += std::copysign(2.0f * penalty * excess * share, outputs[at]);
-          slopes[at] = slope;
-          continue;
-        }
-        // The log density falls by log(1 - tanh^2), whose slope is -2 tanh, and by log_std.
-        slope += 2.0f * temperature * share * unit[at];
-        const float raw = outputs[(actions + a) * size + c], n = batch.noise[(first + c) * actions + a];
-        slopes[at] = slope;
-        if (raw >= low && raw <= high)
-          slopes[(actions + a) * size + c] = slope * std::exp(raw) * n - temperature * share;
+    if (!settings_.stochastic) {
+      kernels_.tanh_backward(of_unit, unit, slopes, actions * size, false);
+      for (std::size_t i = 0; i < actions * size; ++i) {
+        const float excess = std::fabs(outputs[i]) - kLinearRange;
+        if (excess > 0.0f) slopes[i] += std::copysign(2.0f * penalty * excess * share, outputs[i]);
       }
+    } else {
+      for (std::size_t a = 0; a < actions; ++a)
+        kernels_.squash_backward(squash, of_unit + a * size, unit + a * size, outputs + (actions + a) * size,
+                                 noise + a * size, model_.actor->columns(count), slopes + a * size,
+                                 slopes + (actions + a) * size);
+    }
+    // Sums over a panel take every transition of it.
+    for (std::size_t f = 0; f < model_.actor->output_width(); ++f)
+      std::fill(slopes + f * size + count, slopes + (f + 1) * size, 0.0f);
   });
   model_.actor->backward(model_.actor_weights, gradients, worker.actor, group.panels, group.last - group.first,
                          group.last_columns, group.accumulate, false);

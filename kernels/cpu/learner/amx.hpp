@@ -26,6 +26,16 @@ struct alignas(64) TileShapes {
   std::uint8_t rows[16] = {};
 };
 
+// Eight whole tiles.
+constexpr TileShapes kWholeTiles = [] {
+  TileShapes shapes;
+  for (int tile = 0; tile < 8; ++tile) {
+    shapes.bytes[tile] = 2 * kDepth;
+    shapes.rows[tile] = kLanes;
+  }
+  return shapes;
+}();
+
 // Pairs of numbers (even, odd) as `Parts` vectors of pairs of bfloat16 numbers, one tile apart.
 template <std::size_t Parts>
 PEARL_AMX_INLINE void split(__m512 even, __m512 odd, std::uint16_t* to) {
@@ -33,17 +43,18 @@ PEARL_AMX_INLINE void split(__m512 even, __m512 odd, std::uint16_t* to) {
 #pragma GCC unroll 3
   for (std::size_t part = 0; part < Parts; ++part) {
     __m512i first = _mm512_castps_si512(even), second = _mm512_castps_si512(odd);
-    if (part < 2) {
-      // To nearest: what is left has at most 16, then 8 bits.
-      first = _mm512_and_si512(_mm512_add_epi32(first, half), upper);
+    if (part == 0 || Parts == 2) {
+      // To nearest: what is left of 24 bits has at most 16. Of these, three parts hold all, even if the second is cut off.
+      first = _mm512_add_epi32(first, half);
       second = _mm512_add_epi32(second, half);
     }
-    second = _mm512_and_si512(second, upper);  // the last part too: one below 2^-126 has lower bits
-    if (part + 1 < Parts) {
-      even = _mm512_sub_ps(even, _mm512_castsi512_ps(first));
-      odd = _mm512_sub_ps(odd, _mm512_castsi512_ps(second));
-    }
-    _mm512_store_si512(to + part * kTileNumbers, _mm512_or_si512(_mm512_srli_epi32(first, 16), second));
+    // Upper halves; also of the last part, as one below 2^-126 has lower bits.
+    constexpr int kFirstOrUpperSecond = 0xF8;
+    const __m512i pairs = _mm512_ternarylogic_epi32(_mm512_srli_epi32(first, 16), second, upper, kFirstOrUpperSecond);
+    _mm512_store_si512(to + part * kTileNumbers, pairs);
+    if (part + 1 == Parts) return;
+    even = _mm512_sub_ps(even, _mm512_castsi512_ps(_mm512_and_si512(first, upper)));
+    odd = _mm512_sub_ps(odd, _mm512_castsi512_ps(_mm512_and_si512(second, upper)));
   }
 }
 

@@ -139,6 +139,10 @@ PEARL_AMX_INLINE void multiply(const std::uint16_t* const* left, const std::uint
   all();
 }
 
+// A chain whose second product is 64 x 64 by panels. Returns false, and does nothing, for other chains.
+template <std::size_t Parts>
+bool multiply_chain(const Chain& chain);
+
 // One thread's memory for split factors: grows to what the largest product needs.
 std::uint16_t* memory(std::size_t numbers);
 

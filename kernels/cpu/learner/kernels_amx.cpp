@@ -45,12 +45,7 @@ class TiledProduct {
         columns_(g.panels > 1 ? (g.panels - 1) * in_panel_ + (g.last_n + kLanes - 1) / kLanes : in_panel_) {}
 
   PEARL_AMX_SIMD void run() {
-    TileShapes shapes;
-    for (int tile = 0; tile < 8; ++tile) {
-      shapes.bytes[tile] = 64;
-      shapes.rows[tile] = kLanes;
-    }
-    _tile_loadconfig(&shapes);
+    _tile_loadconfig(&kWholeTiles);
     for (k_ = 0; k_ < g.depth; k_ = end_) {
       end_ = std::min(g.depth, k_ + kMostSteps * kDepth);
       steps_ = (end_ - k_ + kDepth - 1) / kDepth;
@@ -251,12 +246,20 @@ void gemm(const Gemm& g) {
 }
 
 template <std::size_t Parts>
+void chain(const Chain& chain) {
+  if (amx::multiply_chain<Parts>(chain)) return;
+  for (const Gemm* product : {&chain.first, &chain.second, &chain.third})
+    if (product->m > 0) gemm<Parts>(*product);
+}
+
+template <std::size_t Parts>
 LearnerKernels table_of(const char* name) {
   LearnerKernels table = *avx512_learner_kernels();
   table.name = name;
   table.of_bytes = &byte_convolution_kernels();
   table.of_panels = &panel_convolution_kernels(Parts < kParts);
   table.gemm = gemm<Parts>;
+  table.chain = chain<Parts>;
   return table;
 }
 

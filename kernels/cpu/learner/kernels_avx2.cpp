@@ -38,6 +38,8 @@ PEARL_OP void store_first(float* x, F value, std::size_t count) {
 }
 PEARL_OP F multiply_add(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
 PEARL_OP F square_root(F a) { return _mm256_sqrt_ps(a); }
+PEARL_OP F fast_root(F a) { return square_root(a); }
+PEARL_OP F fast_quotient(F a, F b) { return a / b; }
 PEARL_OP F min(F a, F b) { return _mm256_min_ps(a, b); }
 // NaN if a is NaN.
 PEARL_OP F max(F a, F b) { return _mm256_max_ps(b, a); }
@@ -60,6 +62,11 @@ PEARL_OP float total(F a) {
   const __m128 half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
   return _mm_cvtss_f32(_mm_add_ss(pair, _mm_movehdup_ps(pair)));
+}
+PEARL_OP F totals(const F* rows) {
+  float sums[kLanes];
+  for (std::size_t i = 0; i < kLanes; ++i) sums[i] = total(rows[i]);
+  return load(sums);
 }
 
 PEARL_SIMD void transpose_block(const float* source, std::size_t source_row, float* destination,

@@ -35,6 +35,23 @@ PEARL_OP void store_first(float* x, F value, std::size_t count) {
 }
 PEARL_OP F multiply_add(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 PEARL_OP F square_root(F a) { return _mm512_sqrt_ps(a); }
+// Of Adam, whose loop is bound by the instructions for them: to 2 units in the last place, in a third of the time.
+PEARL_OP F fast_root(F a) {
+  const F guess = _mm512_rsqrt14_ps(a);
+  const F root = _mm512_mul_ps(a, guess);
+  const F error = _mm512_fnmadd_ps(root, _mm512_mul_ps(guess, spread(0.5f)), spread(0.5f));
+  constexpr int kItself = 0xAF;  // NaN, zeros, infinity and, since they count as zeros, subnormal numbers
+  return _mm512_mask_mov_ps(_mm512_fmadd_ps(root, error, root), _mm512_fpclass_ps_mask(a, kItself), a);
+}
+PEARL_OP F fast_quotient(F a, F b) {
+  const F guess = _mm512_rcp14_ps(b);
+  const F inverse = _mm512_fmadd_ps(guess, _mm512_fnmadd_ps(b, guess, spread(1.0f)), guess);
+  const F quotient = _mm512_mul_ps(a, inverse);
+  const F exact = _mm512_fmadd_ps(_mm512_fnmadd_ps(b, quotient, a), inverse, quotient);
+  constexpr int kSpecial = 0xBF;  // NaN, zeros, infinities, subnormal numbers
+  const __mmask16 special = _mm512_fpclass_ps_mask(b, kSpecial);
+  return __builtin_expect(special != 0, 0) ? _mm512_mask_div_ps(exact, special, a, b) : exact;
+}
 PEARL_OP F min(F a, F b) { return _mm512_min_ps(a, b); }
 // NaN if a is NaN.
 PEARL_OP F max(F a, F b) { return _mm512_max_ps(b, a); }
@@ -51,37 +68,44 @@ PEARL_OP F where_positive(F gate, F value) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(gate, zero(), _CMP_GT_OQ), value);
 }
 PEARL_OP float total(F a) { return _mm512_reduce_add_ps(a); }
+// Of each half of a, then of b: its two quarters.
+PEARL_OP F sums_of_quarters(F a, F b) { return _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xDD); }
+PEARL_OP F totals(const F* rows) {
+  F half[8], quarter[4];
+#pragma GCC unroll 8
+  for (std::size_t i = 0; i < 8; ++i)
+    half[i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]) + _mm512_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
+#pragma GCC unroll 4
+  for (std::size_t i = 0; i < 4; ++i) {
+    const __m512d low = _mm512_castps_pd(half[2 * i]), high = _mm512_castps_pd(half[2 * i + 1]);
+    quarter[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high)) + _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+  }
+  return sums_of_quarters(sums_of_quarters(quarter[0], quarter[1]), sums_of_quarters(quarter[2], quarter[3]));
+}
 
+// Quarters of rows are put together as they are loaded, which needs half the shuffles of whole rows.
 PEARL_SIMD void transpose_block(const float* source, std::size_t source_row, float* destination,
                                 std::size_t destination_row) {
-  F row[kLanes], pair[kLanes];
-#pragma GCC unroll 16
-  for (std::size_t i = 0; i < kLanes; ++i) row[i] = load(source + i * source_row);
-#pragma GCC unroll 8
-  for (std::size_t i = 0; i < kLanes; i += 2) {
-    pair[i] = _mm512_unpacklo_ps(row[i], row[i + 1]);
-    pair[i + 1] = _mm512_unpackhi_ps(row[i], row[i + 1]);
-  }
-  // row[4 i + k]: column k of each quarter, of the four rows from 4 i.
-#pragma GCC unroll 4
-  for (std::size_t i = 0; i < kLanes; i += 4) {
-#pragma GCC unroll 2
-    for (std::size_t k = 0; k < 2; ++k) {
-      const __m512d low = _mm512_castps_pd(pair[i + k]), high = _mm512_castps_pd(pair[i + k + 2]);
-      row[i + 2 * k] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
-      row[i + 2 * k + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
-    }
-  }
 #pragma GCC unroll 4
   for (std::size_t k = 0; k < 4; ++k) {
-    const F even_low = _mm512_shuffle_f32x4(row[k], row[k + 4], 0x88);
-    const F odd_low = _mm512_shuffle_f32x4(row[k], row[k + 4], 0xDD);
-    const F even_high = _mm512_shuffle_f32x4(row[k + 8], row[k + 12], 0x88);
-    const F odd_high = _mm512_shuffle_f32x4(row[k + 8], row[k + 12], 0xDD);
-    store(destination + k * destination_row, _mm512_shuffle_f32x4(even_low, even_high, 0x88));
-    store(destination + (k + 4) * destination_row, _mm512_shuffle_f32x4(odd_low, odd_high, 0x88));
-    store(destination + (k + 8) * destination_row, _mm512_shuffle_f32x4(even_low, even_high, 0xDD));
-    store(destination + (k + 12) * destination_row, _mm512_shuffle_f32x4(odd_low, odd_high, 0xDD));
+    const float* from = source + 4 * k;
+    F of[4];  // of[i]: four columns of the rows i, i + 4, i + 8 and i + 12
+#pragma GCC unroll 4
+    for (std::size_t i = 0; i < 4; ++i) {
+      of[i] = _mm512_castps128_ps512(_mm_loadu_ps(from + i * source_row));
+      of[i] = _mm512_insertf32x4(of[i], _mm_loadu_ps(from + (4 + i) * source_row), 1);
+      of[i] = _mm512_insertf32x4(of[i], _mm_loadu_ps(from + (8 + i) * source_row), 2);
+      of[i] = _mm512_insertf32x4(of[i], _mm_loadu_ps(from + (12 + i) * source_row), 3);
+    }
+    const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(of[0], of[1]));
+    const __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(of[0], of[1]));
+    const __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(of[2], of[3]));
+    const __m512d high23 = _mm512_castps_pd(_mm512_unpackhi_ps(of[2], of[3]));
+    float* to = destination + 4 * k * destination_row;
+    store(to, _mm512_castpd_ps(_mm512_unpacklo_pd(low01, low23)));
+    store(to + destination_row, _mm512_castpd_ps(_mm512_unpackhi_pd(low01, low23)));
+    store(to + 2 * destination_row, _mm512_castpd_ps(_mm512_unpacklo_pd(high01, high23)));
+    store(to + 3 * destination_row, _mm512_castpd_ps(_mm512_unpackhi_pd(high01, high23)));
   }
 }
 

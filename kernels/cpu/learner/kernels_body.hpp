@@ -5,6 +5,8 @@
 //                 shared inline function is compiled with it)
 //   F             a vector of kLanes floats, with the functions used below
 //   kRows         rows of the register tile of two vectors
+//   fast_root(a), fast_quotient(a, b): to two units in the last place, where that is faster
+//   totals(rows)  a vector whose lane i is the sum of rows[i]
 //   transpose_block(source, source_row, destination, destination_row): kLanes x kLanes
 //
 // No include guard and no includes: the including file has them.
@@ -19,11 +21,15 @@ constexpr std::size_t kLargeResult = std::size_t{1} << 18;  // floats: a result 
 template <int Rows, int Vectors, bool ContiguousRows, bool Partial>
 PEARL_SIMD void tile(const Gemm& g, const float* a, const float* b, float* c, const float* bias, const float* gate,
                      std::size_t last) {
-  F sum[Rows][Vectors];
-#pragma GCC unroll 16
-  for (int i = 0; i < Rows; ++i)
+  // A few rows are too few chains of additions to keep the units busy: each is several, which are added up at the end.
+  constexpr int kChains = Rows * Vectors <= 2 ? 4 : Rows * Vectors <= 6 ? 2 : 1;
+  F sums[kChains][Rows][Vectors];
 #pragma GCC unroll 4
-    for (int j = 0; j < Vectors; ++j) sum[i][j] = zero();
+  for (int chain = 0; chain < kChains; ++chain)
+#pragma GCC unroll 16
+    for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 4
+      for (int j = 0; j < Vectors; ++j) sums[chain][i][j] = zero();
 
   const std::ptrdiff_t row = g.a_row;
   for (std::size_t done = 0; done < g.depth; done += g.segment, a += g.a_segment, b += g.b_segment) {
@@ -32,7 +38,8 @@ PEARL_SIMD void tile(const Gemm& g, const float* a, const float* b, float* c, co
     const float* rows[(Rows + 2) / 3];
     for (int i = 0; i < (Rows + 2) / 3; ++i) rows[i] = a + 3 * i * row;
     const float* from = b;
-    const auto multiply = [&](const float* b_step, std::ptrdiff_t k) PEARL_INLINED {
+    const auto multiply = [&](const float* b_step, std::ptrdiff_t k, auto number) PEARL_INLINED {
+      auto& sum = sums[number % kChains];
       F right[Vectors];
 #pragma GCC unroll 4
       for (int j = 0; j < Vectors; ++j)
@@ -44,17 +51,28 @@ PEARL_SIMD void tile(const Gemm& g, const float* a, const float* b, float* c, co
         for (int j = 0; j < Vectors; ++j) sum[i][j] = multiply_add(left, right[j], sum[i][j]);
       }
     };
+    const std::integral_constant<int, 0> zeroth{};
+    const std::integral_constant<int, 1> first{};
+    const std::integral_constant<int, 2> second{};
+    const std::integral_constant<int, 3> third{};
     std::size_t k = 0;
     if constexpr (!ContiguousRows)
       for (; k + 4 <= steps; k += 4, from += 4 * g.b_step) {
         const auto at = static_cast<std::ptrdiff_t>(k);
-        multiply(from, at);
-        multiply(from + g.b_step, at + 1);
-        multiply(from + 2 * g.b_step, at + 2);
-        multiply(from + 3 * g.b_step, at + 3);
+        multiply(from, at, zeroth);
+        multiply(from + g.b_step, at + 1, first);
+        multiply(from + 2 * g.b_step, at + 2, second);
+        multiply(from + 3 * g.b_step, at + 3, third);
+      }
+    if constexpr (ContiguousRows && kChains > 1)
+      for (; k + 2 <= steps; k += 2, from += 2 * g.b_step) {
+        multiply(from, 0, zeroth);
+        a += g.a_step;
+        multiply(from + g.b_step, 0, first);
+        a += g.a_step;
       }
     for (; k < steps; ++k, from += g.b_step) {
-      multiply(from, static_cast<std::ptrdiff_t>(k));
+      multiply(from, static_cast<std::ptrdiff_t>(k), zeroth);
       if constexpr (ContiguousRows) {
         // The next tile's rows: steps far apart are too many streams for the hardware's prefetching.
         __builtin_prefetch(a + 2 * Rows, 0, 2);
@@ -63,6 +81,14 @@ PEARL_SIMD void tile(const Gemm& g, const float* a, const float* b, float* c, co
     }
     if constexpr (ContiguousRows) a -= static_cast<std::ptrdiff_t>(steps) * g.a_step;
   }
+
+  auto& sum = sums[0];
+#pragma GCC unroll 4
+  for (int chain = 1; chain < kChains; ++chain)
+#pragma GCC unroll 16
+    for (int i = 0; i < Rows; ++i)
+#pragma GCC unroll 4
+      for (int j = 0; j < Vectors; ++j) sum[i][j] += sums[chain][i][j];
 
   // A pass over the sums for each thing that is done with them, so that it is asked once.
   const auto each = [&](const auto& visit) PEARL_INLINED {
@@ -131,11 +157,64 @@ void gemm_of(const Gemm& g) {
   }
 }
 
+// A product of few terms takes as long as its sums take to be stored: what becomes of each is done with it at once.
+constexpr std::size_t kFewTerms = 8;
+
+template <int Terms, int Vectors>
+PEARL_SIMD void product_of_few(const Gemm& g, std::size_t first) {
+  F right[Terms][Vectors];
+#pragma GCC unroll 8
+  for (int k = 0; k < Terms; ++k)
+#pragma GCC unroll 2
+    for (int j = 0; j < Vectors; ++j)
+      right[k][j] = load(g.b + k * g.b_step + first + static_cast<std::size_t>(j) * kLanes);
+  const float *a = g.a, *gate = g.gate == nullptr ? nullptr : g.gate + first;
+  float* c = g.c + first;
+  for (std::size_t i = 0; i < g.m; ++i, a += g.a_row, c += g.c_row) {
+    F sum[Vectors];
+#pragma GCC unroll 2
+    for (int j = 0; j < Vectors; ++j) sum[j] = g.bias == nullptr ? zero() : spread(g.bias + i);
+#pragma GCC unroll 8
+    for (int k = 0; k < Terms; ++k) {
+      const F left = spread(a + k * g.a_step);
+#pragma GCC unroll 2
+      for (int j = 0; j < Vectors; ++j) sum[j] = multiply_add(left, right[k][j], sum[j]);
+    }
+#pragma GCC unroll 2
+    for (int j = 0; j < Vectors; ++j) {
+      if (g.relu) sum[j] = max(sum[j], zero());
+      if (gate != nullptr) sum[j] = where_positive(load(gate + static_cast<std::size_t>(j) * kLanes), sum[j]);
+      store(c + static_cast<std::size_t>(j) * kLanes, sum[j]);
+    }
+    if (gate != nullptr) gate += g.c_row;
+  }
+}
+
+using ProductOfFew = void (*)(const Gemm&, std::size_t);
+
+template <int Vectors, int... Terms>
+constexpr std::array<ProductOfFew, sizeof...(Terms)> products_of_few(std::integer_sequence<int, Terms...>) {
+  return {product_of_few<Terms + 1, Vectors>...};
+}
+
+void gemm_of_few(const Gemm& g) {
+  static constexpr auto kTerms = std::make_integer_sequence<int, kFewTerms>();
+  static constexpr std::array<ProductOfFew, kFewTerms> kOne = products_of_few<1>(kTerms),
+                                                       kTwo = products_of_few<2>(kTerms);
+  std::size_t j = 0;
+  for (; j + kPanel <= g.n; j += kPanel) kTwo[g.depth - 1](g, j);
+  if (j < g.n) kOne[g.depth - 1](g, j);
+}
+
 void gemm(const Gemm& whole) {
   Gemm g = whole;
+  const bool few = g.depth > 0 && g.depth <= kFewTerms && g.depth <= g.segment && g.n % kLanes == 0 &&
+                   (g.panels == 1 || g.last_n % kLanes == 0) && !g.accumulate && !g.bias_of_columns;
   for (std::size_t panel = 0; panel < whole.panels; ++panel) {
     if (panel > 0 && panel + 1 == whole.panels) g.n = whole.last_n;
-    if (g.a_row == 1)
+    if (few)
+      gemm_of_few(g);
+    else if (g.a_row == 1)
       gemm_of<true>(g);
     else
       gemm_of<false>(g);
@@ -143,6 +222,11 @@ void gemm(const Gemm& whole) {
     g.c += g.c_panel;
     if (g.gate != nullptr) g.gate += g.c_panel;
   }
+}
+
+void chain(const Chain& chain) {
+  for (const Gemm* product : {&chain.first, &chain.second, &chain.third})
+    if (product->m > 0) gemm(*product);
 }
 
 void transpose(const float* source, std::size_t rows, std::size_t columns, std::size_t source_row, float* destination,
@@ -188,6 +272,24 @@ PEARL_INLINE F tanh_of(F x) {
   const F far = with_sign_of(spread(1.0f) - spread(2.0f) / (e + spread(1.0f)), x);
   // Every comparison with a NaN is false: it takes the polynomial, which keeps it.
   return where_above(size, spread(0.625f), far, near);
+}
+
+// e^x for x in [-87, 88]; the argument's fraction is exact to twice the digits.
+PEARL_INLINE F exp_of(F x) {
+  const F whole = round(x * spread(1.44269504f));
+  F f = multiply_add(x, spread(1.44269504f), zero() - whole);
+  f = multiply_add(x, spread(1.92596300e-8f), f);
+  F p = spread(kExp2[6]);
+  for (int i = 5; i >= 0; --i) p = multiply_add(p, f, spread(kExp2[i]));
+  return times_power_of_two(p, whole);
+}
+
+// log(1 + x) for x in [0, 1]: 2 artanh(x / (2 + x)).
+PEARL_INLINE F log1p_of(F x) {
+  const F s = x / (spread(2.0f) + x), square = s * s;
+  F p = spread(1.0f / 15.0f);
+  for (int i = 13; i >= 1; i -= 2) p = multiply_add(p, square, spread(1.0f / static_cast<float>(i)));
+  return (s + s) * p;
 }
 
 PEARL_SIMD void tanh(const float* x, float* y, std::size_t count) {
@@ -280,14 +382,123 @@ PEARL_SIMD void to_unit(const float* x, const float* center, const float* half_r
       store(y + f * kPanel + j, (load(x + f * kPanel + j) - spread(center[f])) / spread(half_range[f]));
 }
 
-PEARL_SIMD void sum_transitions(const float* x, std::size_t width, std::size_t panels, float* sums, bool accumulate) {
-  for (std::size_t f = 0; f < width; ++f) {
-    F sum = zero();
-    for (std::size_t p = 0; p < panels; ++p) {
-      const float* at = x + (p * width + f) * kPanel;
-      sum += load(at) + load(at + kLanes);
+// Of `Rows` features, which are at most as many as lanes.
+template <int Rows>
+PEARL_SIMD F sums_of(const float* x, std::size_t width, std::size_t panels) {
+  F sums[kLanes];
+#pragma GCC unroll 16
+  for (std::size_t i = 0; i < kLanes; ++i) sums[i] = zero();
+  for (std::size_t p = 0; p < panels; ++p, x += width * kPanel)
+#pragma GCC unroll 16
+    for (int i = 0; i < Rows; ++i) {
+      const float* at = x + static_cast<std::size_t>(i) * kPanel;
+      sums[i] += load(at) + load(at + kLanes);
     }
-    sums[f] = (accumulate ? sums[f] : 0.0f) + total(sum);
+  return totals(sums);
+}
+
+PEARL_SIMD void sum_transitions(const float* x, std::size_t width, std::size_t panels, float* sums, bool accumulate) {
+  std::size_t f = 0;
+  for (; f + kLanes <= width; f += kLanes) {
+    const F found = sums_of<static_cast<int>(kLanes)>(x + f * kPanel, width, panels);
+    store(sums + f, accumulate ? load(sums + f) + found : found);
+  }
+  for (; f < width; ++f) {
+    const F found = sums_of<1>(x + f * kPanel, width, panels);
+    store_first(sums + f, accumulate ? load_first(sums + f, 1) + found : found, 1);
+  }
+}
+
+constexpr std::size_t kNarrow = kLanes / 2;
+
+template <int Inputs>
+PEARL_SIMD void narrow_gradients_of(const float* dy, std::size_t outputs, const float* x, std::size_t panels,
+                                    std::size_t last_columns, float* weights, float* bias, bool accumulate) {
+  // As many outputs at a time as have their sums, and that of the bias, in one vector after they are added up.
+  constexpr int kOutputs = static_cast<int>(kLanes) / (Inputs + 1);
+  for (std::size_t o = 0; o < outputs; o += kOutputs) {
+    const std::size_t count = outputs - o < kOutputs ? outputs - o : kOutputs;
+    F sums[kLanes];
+#pragma GCC unroll 16
+    for (std::size_t i = 0; i < kLanes; ++i) sums[i] = zero();
+    for (std::size_t p = 0; p < panels; ++p) {
+      const float* slopes = dy + (p * outputs + o) * kPanel;
+      const float* inputs = x + p * Inputs * kPanel;
+      const std::size_t columns = p + 1 == panels ? last_columns : kPanel;
+      for (std::size_t c = 0; c < columns; c += kLanes) {
+        F values[Inputs];
+#pragma GCC unroll 8
+        for (int i = 0; i < Inputs; ++i) values[i] = load(inputs + i * static_cast<std::ptrdiff_t>(kPanel) + c);
+#pragma GCC unroll 8
+        for (int k = 0; k < kOutputs; ++k) {
+          // Beyond the last output, the first one again: those sums are not stored.
+          const std::size_t at = static_cast<std::size_t>(k) < count ? static_cast<std::size_t>(k) : 0;
+          const F slope = load(slopes + at * kPanel + c);
+#pragma GCC unroll 8
+          for (int i = 0; i < Inputs; ++i)
+            sums[k * (Inputs + 1) + i] = multiply_add(slope, values[i], sums[k * (Inputs + 1) + i]);
+          sums[k * (Inputs + 1) + Inputs] += slope;
+        }
+      }
+    }
+    float found[kLanes];
+    store(found, totals(sums));
+    for (std::size_t k = 0; k < count; ++k) {
+      const float* of = found + k * (Inputs + 1);
+      float* to = weights + (o + k) * Inputs;
+      for (int i = 0; i < Inputs; ++i) to[i] = (accumulate ? to[i] : 0.0f) + of[i];
+      if (bias != nullptr) bias[o + k] = (accumulate ? bias[o + k] : 0.0f) + of[Inputs];
+    }
+  }
+}
+
+using NarrowGradients = void (*)(const float*, std::size_t, const float*, std::size_t, std::size_t, float*, float*,
+                                 bool);
+
+template <int... Inputs>
+constexpr std::array<NarrowGradients, sizeof...(Inputs)> narrow_gradients_for(std::integer_sequence<int, Inputs...>) {
+  return {narrow_gradients_of<Inputs + 1>...};
+}
+
+void narrow_gradients(const float* dy, std::size_t outputs, const float* x, std::size_t inputs, std::size_t panels,
+                      std::size_t last_columns, float* weights, float* bias, bool accumulate) {
+  static constexpr auto kFor = narrow_gradients_for(std::make_integer_sequence<int, kNarrow>());
+  kFor[inputs - 1](dy, outputs, x, panels, last_columns, weights, bias, accumulate);
+}
+
+// Over one action of a panel. NaN stays NaN everywhere: where_above() is false for it.
+
+PEARL_INLINE F clamp(F x, F low, F high) { return where_above(low, x, low, where_above(x, high, high, x)); }
+
+PEARL_SIMD void squash(const Squash& squash, const float* mean, const float* log_std, const float* noise,
+                       std::size_t columns, float* unit, float* log_prob) {
+  constexpr float kLog2 = 0.6931471805599453f, kHalfLog2Pi = 0.9189385332046727f;
+  for (std::size_t c = 0; c < columns; c += kLanes) {
+    const F deviation = clamp(load(log_std + c), spread(squash.low), spread(squash.high)), n = load(noise + c);
+    const F x = multiply_add(exp_of(clamp(deviation, spread(-87.0f), spread(88.0f))), n, load(mean + c));
+    // log(1 - tanh(x)^2), the same for -x.
+    const F size = absolute(x);
+    const F power = spread(-2.0f) * where_above(size, spread(43.0f), spread(43.0f), size);
+    const F log_slope = spread(2.0f) * (spread(kLog2) - size - log1p_of(exp_of(power)));
+    const F log_density = spread(-0.5f) * n * n - deviation - spread(kHalfLog2Pi);
+    store(log_prob + c, load(log_prob + c) + log_density - log_slope);
+    store(unit + c, tanh_of(x));
+  }
+}
+
+PEARL_SIMD void squash_backward(const SquashSlopes& settings, const float* slope, const float* unit,
+                                const float* log_std, const float* noise, std::size_t columns, float* of_mean,
+                                float* of_log_std) {
+  // The log density falls by log(1 - tanh^2), whose slope is -2 tanh, and by log_std.
+  const F of_density = spread(settings.temperature * settings.share);
+  const F low = spread(settings.low), high = spread(settings.high);
+  for (std::size_t c = 0; c < columns; c += kLanes) {
+    const F action = load(unit + c), deviation = load(log_std + c);
+    const F found = multiply_add(load(slope + c), spread(1.0f) - action * action, spread(2.0f) * of_density * action);
+    store(of_mean + c, found);
+    const F scale = exp_of(clamp(deviation, spread(-87.0f), spread(88.0f)));
+    const F inside = found * scale * load(noise + c) - of_density;
+    store(of_log_std + c, where_above(low, deviation, zero(), where_above(deviation, high, zero(), inside)));
   }
 }
 
@@ -400,8 +611,8 @@ PEARL_INLINE void adam_at(const AdamStep& step, float factor, const float* gradi
     top = max(v, Partial ? load_first(max_second + i, last) : load(max_second + i));
     Partial ? store_first(max_second + i, top, last) : store(max_second + i, top);
   }
-  const F below = multiply_add(square_root(top), spread(1.0f / step.denominator), spread(step.eps));
-  weight -= spread(step.step_size) * m / below;
+  const F below = multiply_add(fast_root(top), spread(1.0f / step.denominator), spread(step.eps));
+  weight -= fast_quotient(spread(step.step_size) * m, below);
   Partial ? store_first(first + i, m, last) : store(first + i, m);
   Partial ? store_first(second + i, v, last) : store(second + i, v);
   Partial ? store_first(weights + i, weight, last) : store(weights + i, weight);
@@ -465,12 +676,36 @@ PEARL_SIMD void move_toward(const float* online, float tau, float* target, std::
 }
 
 constexpr LearnerKernels table_of(const char* name) {
-  return {name,         kPanel,      nullptr,         nullptr,       gemm,
-          transpose,    relu,        tanh,            relu_backward, tanh_backward,
-          scale,        scale_bytes, max_pool,        max_pool_backward,
-          sum_features, add_row,     to_unit,         sum_transitions,
-          layer_norm,   layer_norm_backward,          sum_of_squares,
-          add,          adam,        sgd,             move_toward};
+  return {name,
+          kPanel,
+          kNarrow,
+          nullptr,
+          nullptr,
+          gemm,
+          chain,
+          transpose,
+          relu,
+          tanh,
+          relu_backward,
+          tanh_backward,
+          scale,
+          scale_bytes,
+          max_pool,
+          max_pool_backward,
+          sum_features,
+          add_row,
+          to_unit,
+          sum_transitions,
+          narrow_gradients,
+          squash,
+          squash_backward,
+          layer_norm,
+          layer_norm_backward,
+          sum_of_squares,
+          add,
+          adam,
+          sgd,
+          move_toward};
 }
 
 #undef PEARL_INLINE

@@ -43,6 +43,8 @@ PEARL_OP F square_root(F a) { return F{std::sqrt(a[0]), std::sqrt(a[1]), std::sq
 PEARL_OP F select(I mask, F then, F otherwise) {
   return std::bit_cast<F>((mask & std::bit_cast<I>(then)) | (~mask & std::bit_cast<I>(otherwise)));
 }
+PEARL_OP F fast_root(F a) { return square_root(a); }
+PEARL_OP F fast_quotient(F a, F b) { return a / b; }
 PEARL_OP F min(F a, F b) { return select(a < b, a, b); }
 // NaN if a is NaN.
 PEARL_OP F max(F a, F b) { return select(b > a, b, a); }
@@ -58,6 +60,11 @@ PEARL_OP F with_sign_of(F size, F sign) {
 PEARL_OP F where_above(F a, F bound, F then, F otherwise) { return select(a > bound, then, otherwise); }
 PEARL_OP F where_positive(F gate, F value) { return select(gate > zero(), value, zero()); }
 PEARL_OP float total(F a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+PEARL_OP F totals(const F* rows) {
+  float sums[kLanes];
+  for (std::size_t i = 0; i < kLanes; ++i) sums[i] = total(rows[i]);
+  return load(sums);
+}
 
 void transpose_block(const float* source, std::size_t source_row, float* destination, std::size_t destination_row) {
   for (std::size_t i = 0; i < kLanes; ++i)

@@ -21,7 +21,10 @@ std::size_t padded(std::size_t width) {
 }  // namespace
 
 void load_panel(const LearnerKernels& kernels, const float* rows, std::size_t width, std::size_t count, float* panel) {
-  kernels.transpose(rows, count, width, width, panel, kernels.panel);
+  if (width == 1)
+    std::copy_n(rows, count, panel);
+  else
+    kernels.transpose(rows, count, width, width, panel, kernels.panel);
   if (count < kernels.panel)
     for (std::size_t f = 0; f < width; ++f)
       std::fill(panel + f * kernels.panel + count, panel + (f + 1) * kernels.panel, 0.0f);
@@ -196,6 +199,7 @@ void Network::plan(const std::vector<Op>& ops) {
     if (step.op.kind != OpKind::linear || step.in[0] == 0 || uses[step.in[0]] != 1) continue;
     Step& before = steps_[maker[step.in[0]]];
     if (before.activation == Activation::relu) step.gates_input = before.gated = true;
+    step.follows = step.gates_input && before.op.kind == OpKind::linear && &before + 1 == &step;
   }
 }
 
@@ -223,17 +227,44 @@ void Network::forward(const float* parameters, Workspace& workspace, std::size_t
                       std::size_t last_columns) const {
   for (std::size_t p = 0; p < panels && trunk_; ++p)
     trunk_->forward(parameters, *workspace.images_, p, workspace.value(0, p));
-  for (const Step& step : steps_) {
-    if (step.op.kind == OpKind::linear)
-      multiply(step, parameters, workspace, panels, last_columns);
-    else
-      for (std::size_t p = 0; p < panels; ++p)
-        compute(step, parameters, workspace, p, columns_of(p, panels, last_columns));
+  for (std::size_t i = 0; i < steps_.size();) {
+    if (steps_[i].op.kind == OpKind::linear) {
+      i += multiply(i, parameters, workspace, panels, last_columns);
+      continue;
+    }
+    for (std::size_t p = 0; p < panels; ++p)
+      compute(steps_[i], parameters, workspace, p, columns_of(p, panels, last_columns));
+    ++i;
   }
 }
 
-void Network::multiply(const Step& step, const float* parameters, Workspace& workspace, std::size_t panels,
-                       std::size_t last_columns) const {
+std::size_t Network::multiply(std::size_t at, const float* parameters, Workspace& workspace, std::size_t panels,
+                              std::size_t last_columns) const {
+  const auto follows = [&](std::size_t i) { return i < steps_.size() && steps_[i].follows; };
+  const auto of = [&](std::size_t i) { return product(steps_[i], parameters, workspace, panels, last_columns); };
+  std::size_t last = at;
+  if (!follows(at + 1)) {
+    kernels_.gemm(of(at));
+  } else {
+    Chain chain{};
+    if (widths_[steps_[at].in[0]] <= Chain::kMostTerms) chain.first = of(last++);
+    chain.second = of(last);
+    if (follows(last + 1) && steps_[last + 1].op.width <= Chain::kMostRows &&
+        steps_[last + 1].activation != Activation::relu)
+      chain.third = of(++last);
+    chain.keeps = workspace.gradients_.size() > 0;
+    kernels_.chain(chain);
+  }
+  const Step& step = steps_[last];
+  for (std::size_t p = 0; p < panels && step.activation == Activation::tanh; ++p) {
+    float* y = workspace.value(step.out, p);
+    tanh_of(y, y, step.op.width, columns_of(p, panels, last_columns));
+  }
+  return last + 1 - at;
+}
+
+Gemm Network::product(const Step& step, const float* parameters, Workspace& workspace, std::size_t panels,
+                      std::size_t last_columns) const {
   const Op& op = step.op;
   const std::size_t in = widths_[step.in[0]], size = kernels_.panel;
   Gemm gemm{};
@@ -248,11 +279,7 @@ void Network::multiply(const Step& step, const float* parameters, Workspace& wor
   gemm.bias = op.bias == kNone ? nullptr : parameters + op.bias;
   gemm.relu = step.activation == Activation::relu;
   set_panels(gemm, step.in[0], step.out, panels, last_columns);
-  kernels_.gemm(gemm);
-  for (std::size_t p = 0; p < panels && step.activation == Activation::tanh; ++p) {
-    float* y = workspace.value(step.out, p);
-    tanh_of(y, y, op.width, columns_of(p, panels, last_columns));
-  }
+  return gemm;
 }
 
 // The panels of values `from` and `to` as those of a product's b and c.
@@ -331,48 +358,87 @@ void Network::compute(const Step& step, const float* parameters, Workspace& work
   }
 }
 
-void Network::linear_backward(const Step& step, const float* parameters, float* gradients, Workspace& workspace,
-                              std::size_t panels, std::size_t count, std::size_t last_columns, bool accumulate,
-                              bool of_input) const {
+void Network::weights_gradient(const Step& step, float* gradients, Workspace& workspace, std::size_t panels,
+                               std::size_t count, std::size_t last_columns, bool accumulate) const {
   const Op& op = step.op;
   const std::size_t size = kernels_.panel, in = widths_[step.in[0]], row = padded(in);
-  const auto stride = static_cast<std::ptrdiff_t>(size);
-  if (gradients != nullptr) {
-    for (std::size_t p = 0; p < panels; ++p)
-      kernels_.transpose(workspace.value(step.in[0], p), in, size, size, workspace.rows_.data() + p * size * row, row);
-    if (op.bias != kNone)
-      kernels_.sum_transitions(workspace.gradient(step.out, 0), op.width, panels, gradients + op.bias, accumulate);
-    Gemm gemm{};
-    gemm.a = workspace.gradient(step.out, 0);
-    gemm.a_row = stride;
-    gemm.a_step = 1;
-    gemm.a_segment = stride * static_cast<std::ptrdiff_t>(op.width);
-    gemm.b = workspace.rows_.data();
-    gemm.b_step = static_cast<std::ptrdiff_t>(row);
-    gemm.b_segment = stride * gemm.b_step;
-    gemm.c = gradients + op.weight;
-    gemm.c_row = static_cast<std::ptrdiff_t>(in);
-    gemm.m = op.width;
-    gemm.n = in;
-    gemm.depth = count;
-    gemm.segment = size;
-    gemm.accumulate = accumulate;
-    kernels_.gemm(gemm);
+  float* const bias = op.bias == kNone ? nullptr : gradients + op.bias;
+  if (in <= kernels_.narrow) {
+    kernels_.narrow_gradients(workspace.gradient(step.out, 0), op.width, workspace.value(step.in[0], 0), in, panels,
+                              last_columns, gradients + op.weight, bias, accumulate);
+    return;
   }
-  if (step.in[0] == 0 && !of_input) return;
+  if (bias != nullptr) kernels_.sum_transitions(workspace.gradient(step.out, 0), op.width, panels, bias, accumulate);
+  float* const weights = gradients + op.weight;
+  if (op.width <= kernels_.narrow) {
+    // Few outputs: the same with inputs and slopes exchanged.
+    float* const found = workspace.rows_.data();
+    kernels_.narrow_gradients(workspace.value(step.in[0], 0), in, workspace.gradient(step.out, 0), op.width, panels,
+                              last_columns, found, nullptr, false);
+    for (std::size_t o = 0; o < op.width; ++o)
+      for (std::size_t i = 0; i < in; ++i)
+        weights[o * in + i] = (accumulate ? weights[o * in + i] : 0.0f) + found[i * op.width + o];
+    return;
+  }
+  for (std::size_t p = 0; p < panels; ++p)
+    kernels_.transpose(workspace.value(step.in[0], p), in, size, size, workspace.rows_.data() + p * size * row, row);
+  const auto stride = static_cast<std::ptrdiff_t>(size);
   Gemm gemm{};
-  gemm.a = parameters + op.weight;
+  gemm.a = workspace.gradient(step.out, 0);
+  gemm.a_row = stride;
+  gemm.a_step = 1;
+  gemm.a_segment = stride * static_cast<std::ptrdiff_t>(op.width);
+  gemm.b = workspace.rows_.data();
+  gemm.b_step = static_cast<std::ptrdiff_t>(row);
+  gemm.b_segment = stride * gemm.b_step;
+  gemm.c = weights;
+  gemm.c_row = static_cast<std::ptrdiff_t>(in);
+  gemm.m = op.width;
+  gemm.n = in;
+  gemm.depth = count;
+  gemm.segment = size;
+  gemm.accumulate = accumulate;
+  kernels_.gemm(gemm);
+}
+
+std::size_t Network::inputs_gradients(std::size_t at, const float* parameters, Workspace& workspace, std::size_t panels,
+                                      std::size_t last_columns, bool keeps, bool of_input) const {
+  const auto wanted = [&](std::size_t i) { return steps_[i].in[0] != 0 || of_input; };
+  const auto of = [&](std::size_t i) { return input_gradient(steps_[i], parameters, workspace, panels, last_columns); };
+  if (!wanted(at)) return 1;
+  std::size_t last = at;
+  if (!steps_[at].follows || steps_[at].adds[0] || !wanted(at - 1)) {
+    kernels_.gemm(of(at));
+    return 1;
+  }
+  Chain chain{};
+  if (steps_[at].op.width <= Chain::kMostTerms) chain.first = of(last--);
+  chain.second = of(last);
+  // A result that other operations add to is no plain sum.
+  if (steps_[last].follows && !steps_[last].adds[0] && wanted(last - 1) && !steps_[last - 1].gates_input &&
+      !steps_[last - 1].adds[0] && widths_[steps_[last - 1].in[0]] <= Chain::kMostRows)
+    chain.third = of(--last);
+  chain.keeps = keeps;
+  kernels_.chain(chain);
+  return at + 1 - last;
+}
+
+Gemm Network::input_gradient(const Step& step, const float* parameters, Workspace& workspace, std::size_t panels,
+                             std::size_t last_columns) const {
+  const std::size_t in = widths_[step.in[0]];
+  Gemm gemm{};
+  gemm.a = parameters + step.op.weight;
   gemm.a_row = 1;
   gemm.a_step = static_cast<std::ptrdiff_t>(in);
   gemm.b = workspace.gradient(step.out, 0);
-  gemm.b_step = gemm.c_row = stride;
+  gemm.b_step = gemm.c_row = static_cast<std::ptrdiff_t>(kernels_.panel);
   gemm.c = workspace.gradient(step.in[0], 0);
   gemm.m = in;
-  gemm.depth = gemm.segment = op.width;
+  gemm.depth = gemm.segment = step.op.width;
   gemm.accumulate = step.adds[0];
   gemm.gate = step.gates_input ? workspace.value(step.in[0], 0) : nullptr;
   set_panels(gemm, step.out, step.in[0], panels, last_columns);
-  kernels_.gemm(gemm);
+  return gemm;
 }
 
 void Network::backward(const float* parameters, float* gradients, Workspace& workspace, std::size_t panels,
@@ -380,7 +446,9 @@ void Network::backward(const float* parameters, float* gradients, Workspace& wor
   const std::size_t size = kernels_.panel;
   const bool of_trunk = trunk_ && gradients != nullptr;
   of_input = of_input || of_trunk;
-  for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
+  std::size_t passed = steps_.size();  // from here on, the inputs' gradients of linear operations are there
+  for (std::size_t i = steps_.size(); i-- > 0;) {
+    const Step* const step = &steps_[i];
     const Op& op = step->op;
     const std::size_t floats = op.width * size;
     const bool adds_weights = accumulate || step->adds_weights;
@@ -431,7 +499,7 @@ void Network::backward(const float* parameters, float* gradients, Workspace& wor
             break;
           }
           const float* mask = workspace.masks_.data() + size * (p * mask_width_ + step->mask);
-          for (std::size_t i = 0; i < floats; ++i) dx[i] = (step->adds[0] ? dx[i] : 0.0f) + dy[i] * mask[i];
+          for (std::size_t k = 0; k < floats; ++k) dx[k] = (step->adds[0] ? dx[k] : 0.0f) + dy[k] * mask[k];
           break;
         }
         case OpKind::mean:
@@ -445,8 +513,10 @@ void Network::backward(const float* parameters, float* gradients, Workspace& wor
           break;  // of the trunk
       }
     }
-    if (op.kind == OpKind::linear)
-      linear_backward(*step, parameters, gradients, workspace, panels, count, last_columns, adds_weights, of_input);
+    if (op.kind != OpKind::linear) continue;
+    if (i < passed)
+      passed = i + 1 - inputs_gradients(i, parameters, workspace, panels, last_columns, gradients != nullptr, of_input);
+    if (gradients != nullptr) weights_gradient(*step, gradients, workspace, panels, count, last_columns, adds_weights);
   }
   if (of_trunk)
     trunk_->backward(parameters, gradients, *workspace.images_, panels, accumulate,

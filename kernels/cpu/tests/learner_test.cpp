@@ -35,7 +35,7 @@ Floats random_floats(std::size_t count, std::uint32_t seed, float scale = 1.0f) 
 
 // Several panels of n columns, the last of which has `last_n`.
 void check_gemm(std::size_t m, std::size_t n, std::size_t depth, std::size_t segment, bool contiguous_rows,
-                std::size_t panels = 1, std::size_t last_n = 0) {
+                std::size_t panels = 1, std::size_t last_n = 0, bool accumulate = true) {
   // Exactly as large as needed: the sanitizer sees every access beyond.
   const std::size_t after = panels > 1 ? n - last_n : 0, b_panel = depth * n, c_panel = m * n;
   const Floats a = random_floats(m * depth, 1), b = random_floats(panels * b_panel - after, 2);
@@ -57,7 +57,7 @@ void check_gemm(std::size_t m, std::size_t n, std::size_t depth, std::size_t seg
   gemm.depth = depth;
   gemm.segment = segment;
   gemm.bias = bias.data();
-  gemm.accumulate = true;
+  gemm.accumulate = accumulate;
   gemm.gate = gate.data();
   gemm.panels = panels;
   gemm.b_panel = static_cast<std::ptrdiff_t>(b_panel);
@@ -68,7 +68,7 @@ void check_gemm(std::size_t m, std::size_t n, std::size_t depth, std::size_t seg
     for (std::size_t i = 0; i < m; ++i)
       for (std::size_t j = 0; j < (p > 0 && p + 1 == panels ? last_n : n); ++j) {
         const std::size_t at = p * c_panel + i * n + j;
-        double sum = static_cast<double>(bias[i]) + static_cast<double>(before[at]);
+        double sum = static_cast<double>(bias[i]) + (accumulate ? static_cast<double>(before[at]) : 0.0);
         for (std::size_t k = 0; k < depth; ++k)
           sum += static_cast<double>(contiguous_rows ? a[k * m + i] : a[i * depth + k]) *
                  static_cast<double>(b[p * b_panel + k * n + j]);
@@ -85,6 +85,13 @@ void test_gemm() {
           check_gemm(m, n, depth, depth, contiguous);
           check_gemm(m, n, depth, (depth + 2) / 3, contiguous);
         }
+  // Few terms of each number, in whole vectors and beside them; none at all leaves the bias.
+  for (std::size_t depth = 0; depth <= 9; ++depth)
+    for (const std::size_t n : {4u, 8u, 16u, 20u, 32u, 48u})
+      for (const bool contiguous : {false, true}) {
+        check_gemm(21, n, depth, std::max<std::size_t>(depth, 1), contiguous, 1, 0, false);
+        check_gemm(21, 32, depth, std::max<std::size_t>(depth, 1), contiguous, 3, depth == 0 || n > 32 ? 32 : n, false);
+      }
   // Large enough for AMX, around its blocks: of rows, of columns, of steps at once, of columns that are held at once.
   for (const std::size_t m : {64u, 97u})
     for (const std::size_t depth : {256u, 270u})
@@ -94,6 +101,164 @@ void test_gemm() {
       }
   check_gemm(97, 600, 64, 32, true);
   check_gemm(64, 32, 70, 70, false, 40, 31);
+}
+
+// A chain of products is what its products are one by one, whichever of them it lacks; what it does not keep is free.
+void test_chain() {
+  const LearnerKernels& kernels = learner_kernels();
+  const std::size_t panel = kernels.panel, row = panel;
+  constexpr std::size_t most = 5;
+  const double tolerance = std::string(kernels.name) == "amx, high" ? 1e-3 : 1e-4;
+  for (const std::size_t width : {63u, 64u})
+    for (const std::size_t terms : {1u, 4u, 16u, 17u})
+      for (const std::size_t ends : {0u, 1u, 8u, 9u})
+        for (const std::size_t panels : {std::size_t{1}, std::size_t{2}, std::size_t{4}, most})
+          for (const int kind : {0, 1, 2}) {
+            const std::size_t last = panels % 2 == 0 ? panel / 2 : panel;
+            const Floats x = random_floats(terms * panel * most, 1), first = random_floats(width * terms, 2, 0.3f);
+            const Floats second = random_floats(width * width, 3, 0.2f),
+                         third = random_floats(ends * width + 1, 4, 0.2f);
+            const Floats biases = random_floats(3 * width, 5), gates = random_floats(2 * width * panel * most, 6);
+            const auto product = [&](const Floats& a, std::size_t m, std::size_t depth, const float* b, float* c,
+                                     std::size_t bias, bool last_of_all) {
+              Gemm g{};
+              g.a = a.data();
+              g.a_row = kind == 1 ? 1 : static_cast<std::ptrdiff_t>(depth);
+              g.a_step = kind == 1 ? static_cast<std::ptrdiff_t>(m) : 1;
+              g.b = b;
+              g.b_step = g.c_row = static_cast<std::ptrdiff_t>(row);
+              g.c = c;
+              g.m = m;
+              g.depth = g.segment = depth;
+              g.n = panels == 1 ? last : panel;
+              g.panels = panels;
+              g.last_n = last;
+              g.b_panel = static_cast<std::ptrdiff_t>(depth * panel);
+              g.c_panel = static_cast<std::ptrdiff_t>(m * panel);
+              if (kind != 1) g.bias = biases.data() + bias * width;
+              if (!last_of_all && kind != 1) g.relu = true;
+              if (!last_of_all && kind == 1) g.gate = gates.data() + bias * width * panel * most;
+              return g;
+            };
+            const auto run = [&](bool whole, bool keeps, Floats& hidden, Floats& result, Floats& end) {
+              hidden.assign(width * panel * most, 0.5f);
+              result.assign(width * panel * most, 0.5f);
+              end.assign((ends + 1) * panel * most, 0.5f);
+              Chain chain{};
+              chain.keeps = keeps;
+              if (kind == 2)
+                std::copy_n(random_floats(hidden.size(), 7).data(), hidden.size(), hidden.data());
+              else
+                chain.first = product(first, width, terms, x.data(), hidden.data(), 0, false);
+              chain.second = product(second, width, width, hidden.data(), result.data(), 1, false);
+              if (ends > 0) chain.third = product(third, ends, width, result.data(), end.data(), 2, true);
+              if (whole) return kernels.chain(chain);
+              for (const Gemm* g : {&chain.first, &chain.second, &chain.third})
+                if (g->m > 0) kernels.gemm(*g);
+            };
+            Floats expected[3], found[3], free[3];
+            run(false, true, expected[0], expected[1], expected[2]);
+            run(true, true, found[0], found[1], found[2]);
+            run(true, false, free[0], free[1], free[2]);
+            for (std::size_t k = 0; k < 3; ++k)
+              for (std::size_t i = 0; i < expected[k].size(); ++i) {
+                CHECK(std::fabs(static_cast<double>(found[k][i] - expected[k][i])) < tolerance);
+                if (k == 2) CHECK(std::fabs(static_cast<double>(free[k][i] - expected[k][i])) < tolerance);
+              }
+          }
+}
+
+void test_narrow_gradients() {
+  const LearnerKernels& kernels = learner_kernels();
+  const std::size_t panel = kernels.panel;
+  for (std::size_t inputs = 1; inputs <= kernels.narrow; ++inputs)
+    for (const std::size_t outputs : {1u, 3u, 16u, 29u})
+      for (const std::size_t panels : {1u, 3u})
+        for (const bool accumulate : {false, true}) {
+          const std::size_t last = panels == 1 ? panel / 2 : panel;
+          const Floats dy = random_floats(outputs * panel * panels, 1), x = random_floats(inputs * panel * panels, 2);
+          const Floats before = random_floats(outputs * (inputs + 1), 3);
+          Floats weights(before.begin(), before.begin() + static_cast<std::ptrdiff_t>(outputs * inputs));
+          Floats bias(before.end() - static_cast<std::ptrdiff_t>(outputs), before.end());
+          kernels.narrow_gradients(dy.data(), outputs, x.data(), inputs, panels, last, weights.data(), bias.data(),
+                                   accumulate);
+          for (std::size_t o = 0; o < outputs; ++o)
+            for (std::size_t i = 0; i <= inputs; ++i) {
+              double sum = 0.0;
+              for (std::size_t p = 0; p < panels; ++p)
+                for (std::size_t c = 0; c < (p + 1 == panels ? last : panel); ++c)
+                  sum += static_cast<double>(dy[(p * outputs + o) * panel + c]) *
+                         (i < inputs ? static_cast<double>(x[(p * inputs + i) * panel + c]) : 1.0);
+              const std::size_t at = i < inputs ? o * inputs + i : outputs * inputs + o;
+              if (accumulate) sum += static_cast<double>(before[at]);
+              CHECK(std::fabs(sum - static_cast<double>(i < inputs ? weights[at] : bias[o])) < 1e-4);
+            }
+        }
+}
+
+// Samples and their slopes against the formulas in double, also far out and with numbers that are none.
+void test_squash() {
+  const LearnerKernels& kernels = learner_kernels();
+  const std::size_t panel = kernels.panel;
+  Floats mean = random_floats(panel, 1, 3.0f), log_std = random_floats(panel, 2, 2.0f), slope = random_floats(panel, 4);
+  const Floats noise = random_floats(panel, 3);
+  const float extremes[] = {0.0f, -0.0f, 1e-6f, 30.0f, -30.0f, 300.0f, -1e30f};
+  std::copy(std::begin(extremes), std::end(extremes), mean.begin());
+  log_std[0] = -100.0f;
+  log_std[1] = 100.0f;
+  log_std[2] = 2.0f;
+  Floats unit(panel), log_prob(panel, 1.0f), of_mean(panel), of_log_std(panel);
+  const auto close = [](float found, double expected) {
+    return std::fabs(static_cast<double>(found) - expected) <= 2e-5 * std::max(1.0, std::fabs(expected));
+  };
+  kernels.squash({-20.0f, 2.0f}, mean.data(), log_std.data(), noise.data(), panel, unit.data(), log_prob.data());
+  kernels.squash_backward({-20.0f, 2.0f, 0.2f, 0.01f}, slope.data(), unit.data(), log_std.data(), noise.data(), panel,
+                          of_mean.data(), of_log_std.data());
+  for (std::size_t c = 0; c < panel; ++c) {
+    const double deviation = std::clamp(static_cast<double>(log_std[c]), -20.0, 2.0), n = static_cast<double>(noise[c]);
+    const double x = static_cast<double>(mean[c]) + std::exp(deviation) * n, size = std::fabs(x);
+    const double log_slope = 2.0 * (std::log(2.0) - size - std::log1p(std::exp(-2.0 * size)));
+    CHECK(close(unit[c], std::tanh(x)));
+    CHECK(close(log_prob[c], 1.0 - 0.5 * n * n - deviation - 0.5 * std::log(2.0 * std::acos(-1.0)) - log_slope));
+    const double action = static_cast<double>(unit[c]);
+    const double expected = static_cast<double>(slope[c]) * (1.0 - action * action) + 2.0 * 0.2 * 0.01 * action;
+    CHECK(close(of_mean[c], expected));
+    const bool inside = log_std[c] >= -20.0f && log_std[c] <= 2.0f;
+    CHECK(close(of_log_std[c], inside ? expected * std::exp(deviation) * n - 0.2 * 0.01 : 0.0));
+  }
+  mean[0] = log_std[1] = std::numeric_limits<float>::quiet_NaN();
+  kernels.squash({-20.0f, 2.0f}, mean.data(), log_std.data(), noise.data(), panel, unit.data(), log_prob.data());
+  for (std::size_t c = 0; c < 2; ++c) CHECK(std::isnan(unit[c]) && std::isnan(log_prob[c]));
+}
+
+// Adam's steps against double, for moments of all sizes.
+void test_adam() {
+  const std::size_t count = 1003;
+  Floats gradients = random_floats(count, 1), weights = random_floats(count, 2), first = random_floats(count, 3);
+  Floats second = random_floats(count, 4);
+  for (std::size_t i = 0; i < count; ++i) {
+    const float scale = std::pow(10.0f, static_cast<float>(i % 36) - 18.0f);
+    gradients[i] *= scale;
+    first[i] *= scale;
+    second[i] = i % 37 == 0 ? 0.0f : second[i] * second[i] * scale * scale;
+    if (i % 37 == 0) gradients[i] = 0.0f;
+  }
+  const AdamStep step{0.999f, 1e-8f, 0.1f, 0.001f, 0.003f, 0.5f, 0.0f, false};
+  const Floats before = weights, moments = first, squares = second;
+  learner_kernels().adam(step, 1.0f, gradients.data(), weights.data(), first.data(), second.data(), nullptr, count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const double g = static_cast<double>(gradients[i]);
+    const double m = static_cast<double>(moments[i]) + 0.1 * (g - static_cast<double>(moments[i]));
+    const double v = 0.001 * g * g + 0.999 * static_cast<double>(squares[i]);
+    const double moved = 0.003 * m / (std::sqrt(v) / 0.5 + 1e-8);
+    const double expected = static_cast<double>(before[i]) - moved;
+    CHECK(std::fabs(static_cast<double>(weights[i]) - expected) <= 1e-6 * (std::fabs(expected) + std::fabs(moved)));
+  }
+  // What no square is: a weight becomes what division gives.
+  const float inf = std::numeric_limits<float>::infinity();
+  Floats g = {1e30f, 0.0f}, w = {1.0f, 1.0f}, m = {0.0f, 0.0f}, v = {inf, 0.0f};
+  learner_kernels().adam(step, 1.0f, g.data(), w.data(), m.data(), v.data(), nullptr, 2);
+  CHECK(w[0] == 1.0f && w[1] == 1.0f);
 }
 
 // relu(linear) -> tanh(linear) -> LayerNorm -> value + advantage - mean(advantage), two inputs wide.
@@ -823,6 +988,10 @@ int main() {
   for (const std::string& name : learner_kernel_variants()) {
     select_learner_kernels(name);
     test_gemm();
+    test_chain();
+    test_narrow_gradients();
+    test_squash();
+    test_adam();
     test_gradients();
     test_gradients_of_images();
     test_bytes_in_amx();
@@ -837,6 +1006,7 @@ int main() {
   }
   select_matmul_precision("high");
   test_gemm();
+  test_chain();
   select_matmul_precision("highest");
   CHECK(throws<pearl::ConfigurationError>([] { select_learner_kernels("sse9"); }));
   CHECK(throws<pearl::ConfigurationError>([] { select_matmul_precision("low"); }));

@@ -57,6 +57,7 @@ struct alignas(kCacheLine) ActorCriticWorker : WorkerSums {
   Workspace actor, next_actor;
   std::vector<Workspace> critics, next_critics;
   std::vector<float> log_prob;  // (panels, panel)
+  std::vector<float> noise;     // (panels, action size, panel), if the policy is stochastic
   std::vector<float*> slopes;   // of the outputs of each critic in a panel
   std::vector<const float*> values, judged;  // outputs of each critic, and of the targets that judge
   double actor_loss = 0.0, entropy_gap = 0.0;
@@ -99,8 +100,9 @@ class ActorCriticLearner : public TeamLearner<ActorCriticWorker> {
   void for_panels(const Group& group, Visit visit) const;
   void of_critics(ActorCriticWorker& worker, std::size_t critics, std::size_t p) const;
   void load_observations(const float* rows, std::size_t count, float* panel) const;
-  // The actor's outputs to unit actions and, for SAC, their log densities.
-  void act(const float* outputs, const float* noise, std::size_t count, float* unit, float* log_prob) const;
+  // Panel p's `count` outputs of the actor to unit actions and, for SAC, their log densities.
+  void act(ActorCriticWorker& worker, std::size_t p, const float* outputs, const float* noise, std::size_t count,
+           float* unit) const;
 
   std::size_t panel() const { return kernels_.panel; }
   // A pass of a batch through critic `critic`: 0 by the targets, 1 by the critics, 2 to judge the policy.

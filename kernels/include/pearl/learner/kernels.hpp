@@ -33,6 +33,16 @@ struct Gemm {
   std::size_t last_n = 0;                   // the last panel's n, if there are several
 };
 
+// Up to three products of which each takes the result of the one before as b. `first` and `third` are absent if their m
+// is 0; the third's result is a plain sum, with a bias or without. Results of the first two are only stored with `keeps`,
+// or where a kernel needs their memory.
+struct Chain {
+  // Worth a chain: a first product of so few terms of each number, a third of so few rows.
+  static constexpr std::size_t kMostTerms = 16, kMostRows = 8;
+  Gemm first, second, third;
+  bool keeps;
+};
+
 struct AdamStep {
   float beta2, eps;
   float rise1, rise2;  // 1 - beta1, 1 - beta2, rounded once
@@ -59,17 +69,30 @@ struct PoolWindow {
   std::size_t rows, columns, row, channels;
 };
 
+// How a normal distribution's sample x of an action becomes an action, tanh(x), with its log density; `low` and `high`
+// bound the logarithm of the standard deviation.
+struct Squash {
+  float low, high;
+};
+
+// The slopes of an actor's loss, of which `slope` is the critics' part: temperature * share * log density is added.
+struct SquashSlopes {
+  float low, high, temperature, share;
+};
+
 struct ByteConvolutionKernels;
 struct PanelConvolutionKernels;
 
 struct LearnerKernels {
   const char* name;
   std::size_t panel;
+  std::size_t narrow;                        // inputs of a layer for which narrow_gradients is faster than gemm
   const ByteConvolutionKernels* of_bytes;    // null without AMX
   const PanelConvolutionKernels* of_panels;  // the same
 
   // Any n; does not touch rows of c and b beyond n.
   void (*gemm)(const Gemm& gemm);
+  void (*chain)(const Chain& chain);
   // destination(j, i) = source(i, j), i < rows, j < columns.
   void (*transpose)(const float* source, std::size_t rows, std::size_t columns, std::size_t source_row,
                     float* destination, std::size_t destination_row);
@@ -99,6 +122,18 @@ struct LearnerKernels {
   void (*to_unit)(const float* x, const float* center, const float* half_range, float* y, std::size_t width);
   // sums(f) = [sums(f)] + sum of x(f) over the transitions of `panels` panels, one behind the other.
   void (*sum_transitions)(const float* x, std::size_t width, std::size_t panels, float* sums, bool accumulate);
+  // The gradients of a linear layer with few inputs: weights(o, i) = [weights(o, i)] + sum of dy(o) * x(i), and, unless
+  // bias is null, bias(o) = [bias(o)] + sum of dy(o), over the transitions of `panels` panels; all of each, but
+  // `last_columns` of the last one. Returns for `inputs` up to `narrow`.
+  void (*narrow_gradients)(const float* dy, std::size_t outputs, const float* x, std::size_t inputs, std::size_t panels,
+                           std::size_t last_columns, float* weights, float* bias, bool accumulate);
+  // One action of a panel's first `columns` transitions, a multiple of half a panel: x = mean + exp(log_std) * noise,
+  // unit = tanh(x), log_prob -= what makes it the log density of unit.
+  void (*squash)(const Squash& squash, const float* mean, const float* log_std, const float* noise, std::size_t columns,
+                 float* unit, float* log_prob);
+  // The slopes of mean and log_std, from the critics' slope of unit.
+  void (*squash_backward)(const SquashSlopes& settings, const float* slope, const float* unit, const float* log_std,
+                          const float* noise, std::size_t columns, float* of_mean, float* of_log_std);
   // statistics: a panel of two features, mean and 1 / standard deviation. gain and shift may be null.
   void (*layer_norm)(const float* x, const float* gain, const float* shift, float eps, std::size_t width, float* y,
                      float* statistics);

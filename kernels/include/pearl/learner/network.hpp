@@ -111,6 +111,7 @@ class Network {
     bool adds_weights = false;      // adds to its parameters' gradients: a later step uses them too
     bool gates_input = false;       // applies the derivative of its input's ReLU in the same pass
     bool gated = false;             // the user of its result has applied its ReLU's derivative
+    bool follows = false;           // linear, and alone takes the result of the step before, which is linear too
     std::size_t statistics = 0;     // LayerNorm: which
     std::uint32_t layer = 0;        // dropout: which
     std::size_t mask = 0;           // dropout: features of the masks before its own
@@ -119,15 +120,22 @@ class Network {
   std::vector<Op> split(const std::vector<Op>& ops);
   void check(const Op& op, std::size_t index, const std::vector<std::size_t>& widths) const;
   void plan(const std::vector<Op>& ops);
-  void multiply(const Step& step, const float* parameters, Workspace& workspace, std::size_t panels,
-                std::size_t last_columns) const;
+  // Computes the linear operation `at` and those that follow it in a chain of products. Returns how many.
+  std::size_t multiply(std::size_t at, const float* parameters, Workspace& workspace, std::size_t panels,
+                       std::size_t last_columns) const;
+  Gemm product(const Step& step, const float* parameters, Workspace& workspace, std::size_t panels,
+               std::size_t last_columns) const;
   void compute(const Step& step, const float* parameters, Workspace& workspace, std::size_t panel,
                std::size_t columns) const;
   void set_panels(Gemm& gemm, std::size_t from, std::size_t to, std::size_t panels, std::size_t last_columns) const;
   void tanh_of(const float* x, float* y, std::size_t width, std::size_t columns) const;
-  void linear_backward(const Step& step, const float* parameters, float* gradients, Workspace& workspace,
-                       std::size_t panels, std::size_t count, std::size_t last_columns, bool accumulate,
-                       bool of_input) const;
+  void weights_gradient(const Step& step, float* gradients, Workspace& workspace, std::size_t panels, std::size_t count,
+                        std::size_t last_columns, bool accumulate) const;
+  // The gradients of the inputs of the linear operation `at` and of those that it follows. Returns of how many.
+  std::size_t inputs_gradients(std::size_t at, const float* parameters, Workspace& workspace, std::size_t panels,
+                               std::size_t last_columns, bool keeps, bool of_input) const;
+  Gemm input_gradient(const Step& step, const float* parameters, Workspace& workspace, std::size_t panels,
+                      std::size_t last_columns) const;
 
   const LearnerKernels& kernels_;
   std::size_t input_width_, parameters_;
