@@ -305,7 +305,7 @@ class SmallChain {
   Finisher<End> finisher(const Place& at) {
     const std::ptrdiff_t c = at.in(g_.c_panel);
     return {sums_,        g_.bias,       g_.gate == nullptr ? nullptr : g_.gate + c,
-            g_.c + c,     g_.c_row,      keeps_,
+            g_.c + c,     g_.c_row,      keeps_ || third_.m == 0,
             g_.relu,      g_.accumulate, ends_,
             third_.m,     third_.a,      third_.bias,
             third_.a_row, third_.a_step, 0};

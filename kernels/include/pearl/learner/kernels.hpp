@@ -34,8 +34,8 @@ struct Gemm {
 };
 
 // Up to three products of which each takes the result of the one before as b. `first` and `third` are absent if their m
-// is 0; the third's result is a plain sum, with a bias or without. Results of the first two are only stored with `keeps`,
-// or where a kernel needs their memory.
+// is 0; the third's result is a plain sum, with a bias or without. A result that another product takes is only stored with
+// `keeps`, or where a kernel needs its memory.
 struct Chain {
   // Worth a chain: a first product of so few terms of each number, a third of so few rows.
   static constexpr std::size_t kMostTerms = 16, kMostRows = 8;
