@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_native_learner import kernels, one_torch_thread
 from torch import nn
@@ -138,6 +138,8 @@ def assert_gradients(
     obs=st.integers(1, 40), size=st.integers(1, 9), hidden=st.lists(st.integers(1, 70), min_size=1, max_size=2),
     rows=st.integers(1, 150), threads=st.integers(1, 2),
 )  # fmt: skip
+@example(obs=3, size=1, hidden=[64, 64], rows=100, threads=1)  # chains of products
+@example(obs=17, size=6, hidden=[64, 64, 64], rows=140, threads=2)
 def test_gradients_are_those_of_float64(
     algorithm: type[Trainer], variant: str, obs: int, size: int, hidden: list[int], rows: int, threads: int
 ) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -119,6 +119,7 @@ NETWORKS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "linear": lambda i, h, o: nn.Linear(i, o),
     "no bias": lambda i, h, o: nn.Sequential(nn.Linear(i, h, bias=False), nn.ReLU(), nn.Linear(h, o, bias=False)),
     "relu": lambda i, h, o: mlp(i, (h, h), o),
+    "relu, deeper": lambda i, h, o: mlp(i, (h, h, h), o),
     "tanh": lambda i, h, o: nn.Sequential(nn.Linear(i, h), nn.Tanh(), nn.Linear(h, o), nn.Tanh()),
     "activations alone": lambda i, h, o: nn.Sequential(nn.Tanh(), nn.ReLU(), nn.Linear(i, o), nn.ReLU(), nn.Tanh()),
     "layer norm": lambda i, h, o: nn.Sequential(
@@ -137,6 +138,8 @@ NETWORKS: dict[str, Callable[[int, int, int], nn.Module]] = {
 @pytest.mark.parametrize("kind", NETWORKS)
 @settings(max_examples=8, deadline=None)
 @given(inputs=sizes, hidden=sizes, outputs=sizes, rows=sizes)
+@example(inputs=4, hidden=64, outputs=2, rows=100)  # layers of 64 and enough rows run as a chain of products
+@example(inputs=17, hidden=64, outputs=9, rows=130)
 def test_networks_and_their_gradients_are_those_of_float64(
     kind: str, variant: str, inputs: int, hidden: int, outputs: int, rows: int
 ) -> None:
@@ -225,6 +228,8 @@ def assert_dqn_gradients(
     obs=sizes, hidden=st.lists(sizes, min_size=1, max_size=3), actions=sizes, rows=st.integers(1, 300),
     double=st.booleans(), dueling=st.booleans(), masked=st.booleans(),
 )  # fmt: skip
+@example(obs=4, hidden=[64, 64], actions=2, rows=100, double=True, dueling=False, masked=False)
+@example(obs=17, hidden=[64, 64, 64], actions=2, rows=200, double=False, dueling=False, masked=False)
 def test_dqn_gradients_are_those_of_float64(
     variant: str,
     threads: int,
