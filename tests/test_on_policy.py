@@ -798,7 +798,8 @@ def test_a_learner_that_is_far_too_slow_by_its_calls_is_not_measured(
     assert {c.learner.implementation for c in composer.placement.candidates} == {"native", "torch"}
     assert composer.matrix.unsupported == ()
     monkeypatch.delenv("PEARL_BUDGET_S", raising=False)
-    monkeypatch.setattr("composer.on_policy.trials.CLOSE", 0.0)
+    # Programs of one and two native threads may be about as fast; which is, is not the question here.
+    monkeypatch.setattr("composer.on_policy.trials.is_decided", lambda _: True)
     composer = composer_of(tmp_path)
     composer.run()
     assert {c.learner.implementation for c in composer.placement.candidates} == {"native"}

@@ -312,6 +312,7 @@ class SmallChain {
   }
   // Stores the third product.
   PEARL_AMX_INLINE void end(const Place& at) const {
+    if (third_.m == 0) return;
     float* c = third_.c + at.in(third_.c_panel);
     for (std::size_t o = 0; o < third_.m; ++o, c += third_.c_row)
       _mm512_storeu_ps(c, _mm512_load_ps(ends_ + o * kLanes));
