@@ -23,6 +23,12 @@ enum class Ending { rectified, gated, any };
 bool is_rectified(const Gemm& g) { return g.relu && g.bias != nullptr && g.gate == nullptr && !g.accumulate; }
 bool is_gated(const Gemm& g) { return g.gate != nullptr && g.bias == nullptr && !g.relu && !g.accumulate; }
 
+// Adds the product of two tiles to a third: the intrinsic takes no numbers of a template.
+template <int To, int Left, int Right>
+PEARL_AMX_INLINE void multiply_tiles() {
+  asm volatile("tdpbf16ps\t%%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(To), "i"(Left), "i"(Right));
+}
+
 // A block of columns.
 struct Place {
   std::ptrdiff_t panel = 0, column = 0;
@@ -191,101 +197,64 @@ class SmallChain {
 #pragma GCC unroll 3
         for (std::size_t i = 0; i < units; ++i) finisher.finish();
     };
-    const auto load = [&](std::size_t block, std::size_t part) PEARL_AMX_SIMD
-        __attribute__((always_inline)) { _tile_loadd(7, left + block * kBlock + part * kTileNumbers, 64); };
     // All parts of b stay in tiles, and each part of a is loaded once: the units that load have time for vectors. Small
     // products first.
     _tile_loadd(4, right, 64);
     _tile_loadd(5, right + kTileNumbers, 64);
     if constexpr (Parts == 3) {
       _tile_loadd(6, right + 2 * kTileNumbers, 64);
-      load(0, 2);
-      _tile_dpbf16ps(0, 7, 4);
-      load(1, 2);
-      _tile_dpbf16ps(1, 7, 4);
-      load(2, 2);
-      _tile_dpbf16ps(2, 7, 4);
-      load(3, 2);
-      _tile_dpbf16ps(3, 7, 4);
+      products_of<0, 2>(left);
+      products_of<1, 2>(left);
+      products_of<2, 2>(left);
+      products_of<3, 2>(left);
       work(3, 1);
-      load(0, 1);
-      _tile_dpbf16ps(0, 7, 5);
-      _tile_dpbf16ps(0, 7, 4);
-      load(1, 1);
-      _tile_dpbf16ps(1, 7, 5);
-      _tile_dpbf16ps(1, 7, 4);
+      products_of<0, 1>(left);
+      products_of<1, 1>(left);
       work(3, 1);
-      load(2, 1);
-      _tile_dpbf16ps(2, 7, 5);
-      _tile_dpbf16ps(2, 7, 4);
-      load(3, 1);
-      _tile_dpbf16ps(3, 7, 5);
-      _tile_dpbf16ps(3, 7, 4);
+      products_of<2, 1>(left);
+      products_of<3, 1>(left);
       work(2, 1);
-      load(0, 0);
-      _tile_dpbf16ps(0, 7, 6);
-      _tile_dpbf16ps(0, 7, 5);
-      _tile_dpbf16ps(0, 7, 4);
+      products_of<0, 0>(left);
       work(2, 1);
-      load(1, 0);
-      _tile_dpbf16ps(1, 7, 6);
-      _tile_dpbf16ps(1, 7, 5);
-      _tile_dpbf16ps(1, 7, 4);
+      products_of<1, 0>(left);
       work(2, 1);
-      load(2, 0);
-      _tile_dpbf16ps(2, 7, 6);
-      _tile_dpbf16ps(2, 7, 5);
-      _tile_dpbf16ps(2, 7, 4);
+      products_of<2, 0>(left);
       work(2, 1);
-      load(3, 0);
-      _tile_dpbf16ps(3, 7, 6);
-      _tile_dpbf16ps(3, 7, 5);
-      _tile_dpbf16ps(3, 7, 4);
+      products_of<3, 0>(left);
       work(2, 2);
     } else {
-      load(0, 1);
-      _tile_dpbf16ps(0, 7, 4);
-      load(1, 1);
-      _tile_dpbf16ps(1, 7, 4);
-      load(2, 1);
-      _tile_dpbf16ps(2, 7, 4);
-      load(3, 1);
-      _tile_dpbf16ps(3, 7, 4);
+      products_of<0, 1>(left);
+      products_of<1, 1>(left);
+      products_of<2, 1>(left);
+      products_of<3, 1>(left);
       work(6, 3);
-      load(0, 0);
-      _tile_dpbf16ps(0, 7, 5);
-      _tile_dpbf16ps(0, 7, 4);
-      load(1, 0);
-      _tile_dpbf16ps(1, 7, 5);
-      _tile_dpbf16ps(1, 7, 4);
+      products_of<0, 0>(left);
+      products_of<1, 0>(left);
       work(5, 3);
-      load(2, 0);
-      _tile_dpbf16ps(2, 7, 5);
-      _tile_dpbf16ps(2, 7, 4);
-      load(3, 0);
-      _tile_dpbf16ps(3, 7, 5);
-      _tile_dpbf16ps(3, 7, 4);
+      products_of<2, 0>(left);
+      products_of<3, 0>(left);
       work(5, 2);
     }
     finisher_ = finisher;
+  }
+  // A part of a block of a by the parts of b that it meets.
+  template <int Block, std::size_t Part>
+  PEARL_AMX_INLINE static void products_of(const std::uint16_t* left) {
+    _tile_loadd(7, left + Block * kBlock + Part * kTileNumbers, 64);
+    if constexpr (Parts - Part == 3) multiply_tiles<Block, 7, 6>();
+    if constexpr (Parts - Part >= 2) multiply_tiles<Block, 7, 5>();
+    multiply_tiles<Block, 7, 4>();
   }
 
   Maker<Parts, HasFirst, End> maker(const Place& at, std::size_t step, std::size_t turn) const {
     const auto row = static_cast<std::ptrdiff_t>(step * kDepth);
     std::uint16_t* const to = right_ + (turn * kSteps + step) * kBlock;
     if constexpr (!HasFirst) {
-      return {g_.b + at.in(g_.b_panel) + row * g_.b_step,
-              g_.b_step,
-              nullptr,
-              0,
-              0,
-              0,
-              nullptr,
-              nullptr,
-              nullptr,
-              0,
-              false,
-              to};
+      Maker<Parts, HasFirst, End> maker{};
+      maker.x = g_.b + at.in(g_.b_panel) + row * g_.b_step;
+      maker.x_step = g_.b_step;
+      maker.to = to;
+      return maker;
     } else {
       const std::ptrdiff_t c = at.in(first_.c_panel) + row * first_.c_row;
       return {first_.b + at.in(first_.b_panel),

@@ -247,9 +247,7 @@ void gemm(const Gemm& g) {
 
 template <std::size_t Parts>
 void chain(const Chain& chain) {
-  if (amx::multiply_chain<Parts>(chain)) return;
-  for (const Gemm* product : {&chain.first, &chain.second, &chain.third})
-    if (product->m > 0) gemm<Parts>(*product);
+  if (!amx::multiply_chain<Parts>(chain)) chain.one_by_one(gemm<Parts>);
 }
 
 template <std::size_t Parts>

@@ -8,6 +8,8 @@
 #include <array>
 #include <utility>
 
+#include "avx512_turn.hpp"
+
 #define PEARL_SIMD __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")))
 #define PEARL_OP PEARL_SIMD inline __attribute__((always_inline))
 
@@ -83,29 +85,14 @@ PEARL_OP F totals(const F* rows) {
   return sums_of_quarters(sums_of_quarters(quarter[0], quarter[1]), sums_of_quarters(quarter[2], quarter[3]));
 }
 
-// Quarters of rows are put together as they are loaded, which needs half the shuffles of whole rows.
 PEARL_SIMD void transpose_block(const float* source, std::size_t source_row, float* destination,
                                 std::size_t destination_row) {
 #pragma GCC unroll 4
-  for (std::size_t k = 0; k < 4; ++k) {
-    const float* from = source + 4 * k;
-    F of[4];  // of[i]: four columns of the rows i, i + 4, i + 8 and i + 12
+  for (std::size_t k = 0; k < kLanes; k += 4) {
+    F turned[4];
+    turn_columns(source + k, source_row, turned);
 #pragma GCC unroll 4
-    for (std::size_t i = 0; i < 4; ++i) {
-      of[i] = _mm512_castps128_ps512(_mm_loadu_ps(from + i * source_row));
-      of[i] = _mm512_insertf32x4(of[i], _mm_loadu_ps(from + (4 + i) * source_row), 1);
-      of[i] = _mm512_insertf32x4(of[i], _mm_loadu_ps(from + (8 + i) * source_row), 2);
-      of[i] = _mm512_insertf32x4(of[i], _mm_loadu_ps(from + (12 + i) * source_row), 3);
-    }
-    const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(of[0], of[1]));
-    const __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(of[0], of[1]));
-    const __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(of[2], of[3]));
-    const __m512d high23 = _mm512_castps_pd(_mm512_unpackhi_ps(of[2], of[3]));
-    float* to = destination + 4 * k * destination_row;
-    store(to, _mm512_castpd_ps(_mm512_unpacklo_pd(low01, low23)));
-    store(to + destination_row, _mm512_castpd_ps(_mm512_unpackhi_pd(low01, low23)));
-    store(to + 2 * destination_row, _mm512_castpd_ps(_mm512_unpacklo_pd(high01, high23)));
-    store(to + 3 * destination_row, _mm512_castpd_ps(_mm512_unpackhi_pd(high01, high23)));
+    for (std::size_t i = 0; i < 4; ++i) store(destination + (k + i) * destination_row, turned[i]);
   }
 }
 

@@ -224,10 +224,7 @@ void gemm(const Gemm& whole) {
   }
 }
 
-void chain(const Chain& chain) {
-  for (const Gemm* product : {&chain.first, &chain.second, &chain.third})
-    if (product->m > 0) gemm(*product);
-}
+void chain(const Chain& chain) { chain.one_by_one(gemm); }
 
 void transpose(const float* source, std::size_t rows, std::size_t columns, std::size_t source_row, float* destination,
                std::size_t destination_row) {

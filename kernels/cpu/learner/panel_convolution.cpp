@@ -1,6 +1,7 @@
 #include "pearl/learner/panel_convolution.hpp"
 
 #include "amx_blocks.hpp"
+#include "avx512_turn.hpp"
 
 #if defined(PEARL_AMX)
 
@@ -241,26 +242,6 @@ void convolve(const PanelConvolution& c, std::size_t images, PanelMaps<const flo
   Convolution<Parts>(c, images, input, parts, g).run(result.row);
 }
 
-// Four columns of 16 rows, turned: lane i of `turned[k]` is number k of row i.
-PEARL_AMX_INLINE void turn(const float* rows, std::size_t row, __m512* turned) {
-  __m512 of[4];
-#pragma GCC unroll 4
-  for (std::size_t i = 0; i < 4; ++i) {
-    of[i] = _mm512_castps128_ps512(_mm_loadu_ps(rows + i * row));
-    of[i] = _mm512_insertf32x4(of[i], _mm_loadu_ps(rows + (4 + i) * row), 1);
-    of[i] = _mm512_insertf32x4(of[i], _mm_loadu_ps(rows + (8 + i) * row), 2);
-    of[i] = _mm512_insertf32x4(of[i], _mm_loadu_ps(rows + (12 + i) * row), 3);
-  }
-  const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(of[0], of[1]));
-  const __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(of[0], of[1]));
-  const __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(of[2], of[3]));
-  const __m512d high23 = _mm512_castps_pd(_mm512_unpackhi_ps(of[2], of[3]));
-  turned[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(low01, low23));
-  turned[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low01, low23));
-  turned[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high01, high23));
-  turned[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high01, high23));
-}
-
 // Rows of an input of floats as tiles of 16 channels and 32 images, in pairs of images.
 template <std::size_t Parts>
 class FloatRows {
@@ -284,8 +265,8 @@ class FloatRows {
     constexpr std::size_t kAtOnce = 4;  // channels
     const float* from = in_.first + y * in_.row + at_;
     __m512 even[kAtOnce], odd[kAtOnce];
-    turn(from, 2 * in_.image, even);
-    turn(from + in_.image, 2 * in_.image, odd);
+    turn_columns(from, 2 * in_.image, even);
+    turn_columns(from + in_.image, 2 * in_.image, odd);
     std::uint16_t* target = to + at_ / kLanes * kSize<Parts> + at_ % kLanes * kDepth;
 #pragma GCC unroll 4
     for (std::size_t i = 0; i < kAtOnce; ++i)

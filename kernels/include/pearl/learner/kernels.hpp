@@ -41,6 +41,13 @@ struct Chain {
   static constexpr std::size_t kMostTerms = 16, kMostRows = 8;
   Gemm first, second, third;
   bool keeps;
+
+  // The products that there are, in their order.
+  template <class Multiply>
+  void one_by_one(const Multiply& multiply) const {
+    for (const Gemm* product : {&first, &second, &third})
+      if (product->m > 0) multiply(*product);
+  }
 };
 
 struct AdamStep {
