@@ -36,22 +36,27 @@ constexpr TileShapes kWholeTiles = [] {
   return shapes;
 }();
 
-// Pairs of numbers (even, odd) as `Parts` vectors of pairs of bfloat16 numbers, one tile apart.
-template <std::size_t Parts>
+// Pairs of the upper halves of numbers.
+PEARL_AMX_INLINE __m512i pair_of(__m512i lower, __m512i upper) {
+  const __m512i down = _mm512_broadcast_i32x4(_mm_setr_epi8(2, 3, -1, -1, 6, 7, -1, -1, 10, 11, -1, -1, 14, 15, -1, -1));
+  constexpr __mmask64 kLower = 0x3333333333333333u;
+  return _mm512_mask_shuffle_epi8(upper, kLower, lower, down);
+}
+
+// Pairs of numbers (even, odd) as `Parts` vectors of pairs of bfloat16 numbers, `Apart` from each other. `Rounds`: the
+// first of three parts is the nearest to the number, and what is left has either sign; else it is what is above it. So
+// the products of parts that are left out do not add up if one of the factors is rounded.
+template <std::size_t Parts, bool Rounds = true, std::size_t Apart = kTileNumbers>
 PEARL_AMX_INLINE void split(__m512 even, __m512 odd, std::uint16_t* to) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)), half = _mm512_set1_epi32(0x8000);
 #pragma GCC unroll 3
   for (std::size_t part = 0; part < Parts; ++part) {
     __m512i first = _mm512_castps_si512(even), second = _mm512_castps_si512(odd);
-    if (part == 0 || Parts == 2) {
-      // To nearest: what is left of 24 bits has at most 16. Of these, three parts hold all, even if the second is cut off.
+    if ((Rounds && part == 0) || Parts == 2) {
       first = _mm512_add_epi32(first, half);
       second = _mm512_add_epi32(second, half);
     }
-    // Upper halves; also of the last part, as one below 2^-126 has lower bits.
-    constexpr int kFirstOrUpperSecond = 0xF8;
-    const __m512i pairs = _mm512_ternarylogic_epi32(_mm512_srli_epi32(first, 16), second, upper, kFirstOrUpperSecond);
-    _mm512_store_si512(to + part * kTileNumbers, pairs);
+    _mm512_store_si512(to + part * Apart, pair_of(first, second));
     if (part + 1 == Parts) return;
     even = _mm512_sub_ps(even, _mm512_castsi512_ps(_mm512_and_si512(first, upper)));
     odd = _mm512_sub_ps(odd, _mm512_castsi512_ps(_mm512_and_si512(second, upper)));

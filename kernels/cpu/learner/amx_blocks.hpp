@@ -143,6 +143,12 @@ PEARL_AMX_INLINE void multiply(const std::uint16_t* const* left, const std::uint
 template <std::size_t Parts>
 bool multiply_chain(const Chain& chain);
 
+// gradient(o, i) = [gradient(o, i)] + sum of slopes(o) * values(i) over the transitions of panels of 32, all of each but
+// `last_columns` of the last one, for layers of 64 inputs and outputs. Returns false, and does nothing, for others.
+template <std::size_t Parts>
+bool square_gradient(const float* slopes, std::size_t outputs, const float* values, std::size_t inputs,
+                     std::size_t panels, std::size_t last_columns, float* gradient, bool accumulate);
+
 // One thread's memory for split factors: grows to what the largest product needs.
 std::uint16_t* memory(std::size_t numbers);
 

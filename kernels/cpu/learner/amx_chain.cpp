@@ -2,11 +2,11 @@
 //
 // A product of 64 x 64 by 16 columns takes AMX 0.25 us, and the numbers around it need as long to move between the L1 and
 // L2 caches: split, they are half as large again. So each block of 16 columns goes through all products before the next
-// begins, and what is split stays in the L1 cache. While the tiles' unit is busy with 32 steps of the second product, the
-// vector units make the first product's rows of the next block and split them, and finish the block before, which
-// includes its share of the third product. A forward pass with a batch of 100 takes 0.6 to 0.8 of AVX-512's time, a
-// backward pass 0.8 to 1.0.
+// begins, and what is split stays in the L1 cache. While the tiles' unit multiplies a block, the vector units prepare the
+// next one and finish the one before, which includes its share of the third product. Meanwhile, additions and products of
+// float32 vectors run on one port instead of two (measured), so a first product with a bias is tiles' work too.
 #include "amx_blocks.hpp"
+#include "avx512_turn.hpp"
 
 #if defined(PEARL_AMX)
 
@@ -14,9 +14,14 @@ namespace pearl::learner::amx {
 namespace {
 
 constexpr std::size_t kWidth = 64, kBlocks = kWidth / kLanes, kSteps = kWidth / kDepth;
-constexpr std::size_t kUnit = 4;           // rows that are finished at once
+constexpr std::size_t kPanel = 32;         // columns of a panel
 constexpr std::size_t kLeastColumns = 64;  // for which splitting the weights is worth it (measured)
+constexpr std::size_t kTurns = 8;          // of the vector units in the products of 32 steps
+constexpr std::size_t kMade = kLanes / kTurns, kFinished = kDepth / kTurns;  // rows, or pairs of them, in a turn
+constexpr std::size_t kMostTiles = (3 * Chain::kMostTerms + 2 + kLanes - 1) / kLanes;
 
+// Where rows of the second product's b come from: the results of a first product, or memory.
+enum class Source { rectified, gated, memory };
 // What becomes of a sum.
 enum class Ending { rectified, gated, any };
 
@@ -29,312 +34,459 @@ PEARL_AMX_INLINE void multiply_tiles() {
   asm volatile("tdpbf16ps\t%%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(To), "i"(Left), "i"(Right));
 }
 
+// Compilers do not know that a tile's load reads memory.
+PEARL_AMX_INLINE void finish_stores() { asm volatile("" ::: "memory"); }
+
 // A block of columns.
 struct Place {
   std::ptrdiff_t panel = 0, column = 0;
   std::ptrdiff_t in(std::ptrdiff_t panel_floats) const { return panel * panel_floats + column; }
 };
 
-// Rows of the second product's b, steps i and i + 16 of 32, for a block of columns: the first product's, or in memory.
-// Like Finisher a copy of what it needs, so that no store of numbers can change it.
-template <std::size_t Parts, bool HasFirst, Ending End>
-struct Maker {
-  const float* x;
-  std::ptrdiff_t x_step;
-  const float* a;
-  std::ptrdiff_t a_row, a_step;
-  std::size_t depth;
-  const float *bias, *gate;
-  float* c;
-  std::ptrdiff_t c_row;
-  bool keeps;
-  std::uint16_t* to;
+// What the L1 cache holds. A load waits for a store shortly before it if the last 12 bits of their addresses agree, and a
+// tile's load for long, as stores are late when tiles are busy. So of each page, what is stored meanwhile has one quarter
+// for itself.
+struct alignas(4096) Held {
+  using Tile = std::uint16_t[kTileNumbers];
+  // A quarter for what is stored, and for each part of the second product's a.
+  struct Page {
+    Tile stored, left[kParts];
+  };
+  Page pages[kBlocks * kSteps];
+  std::uint32_t first_left[kMostTiles][kBlocks][kLanes][kLanes];
+  float first_sums[kWidth][kLanes];
+  float sums_[2][kLanes * kLanes], first_b[2][Chain::kMostTerms][kLanes];  // of this block and the next
+  float third_weights[Chain::kMostRows][kWidth];
+  std::uint32_t first_right[kMostTiles][kLanes][kLanes];
+  float first_weights[Chain::kMostTerms][kWidth];
+  float third_sums[Chain::kMostRows][kLanes];
 
-  PEARL_AMX_INLINE void make() {
-    constexpr auto lanes = static_cast<std::ptrdiff_t>(kLanes);
-    __m512 even, odd;
-    if constexpr (!HasFirst) {
-      even = _mm512_loadu_ps(x);
-      odd = _mm512_loadu_ps(x + lanes * x_step);
-      x += x_step;
-    } else {
-      const __m512 none = _mm512_setzero_ps();
-      even = odd = none;
-      if constexpr (End == Ending::rectified) {
-        even = _mm512_set1_ps(*bias);
-        odd = _mm512_set1_ps(bias[lanes]);
-        ++bias;
-      }
-      const float *from = x, *for_even = a, *for_odd = a + lanes * a_row;
-      for (std::size_t k = 0; k < depth; ++k, from += x_step, for_even += a_step, for_odd += a_step) {
-        const __m512 number = _mm512_loadu_ps(from);
-        even = _mm512_fmadd_ps(number, _mm512_set1_ps(*for_even), even);
-        odd = _mm512_fmadd_ps(number, _mm512_set1_ps(*for_odd), odd);
-      }
-      a += a_row;
-      if constexpr (End == Ending::rectified) {
-        even = _mm512_max_ps(none, even);  // a NaN stays a NaN
-        odd = _mm512_max_ps(none, odd);
-      } else {
-        even = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(_mm512_loadu_ps(gate), none, _CMP_GT_OQ), even);
-        odd = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(_mm512_loadu_ps(gate + lanes * c_row), none, _CMP_GT_OQ), odd);
-        gate += c_row;
-      }
-      if (keeps) {
-        _mm512_storeu_ps(c, even);
-        _mm512_storeu_ps(c + lanes * c_row, odd);
-        c += c_row;
-      }
-    }
-    split<Parts>(even, odd, to);
-    to += kDepth;
-  }
+  std::uint16_t* right(std::size_t step) { return pages[step * kParts].stored; }
+  std::uint16_t* left(std::size_t step, std::size_t block) { return pages[step * kBlocks + block].left[0]; }
+  float* sums(std::size_t block) { return block < 2 ? reinterpret_cast<float*>(pages[kSteps * kParts + block].stored) : sums_[block - 2]; }
 };
+constexpr std::size_t kPage = sizeof(Held::Page) / sizeof(std::uint16_t), kPageFloats = kPage / 2;
+static_assert(kSteps * kParts + 2 <= kBlocks * kSteps);
 
-// Four rows at a time of a block of the second product, and what they add to the third.
-template <Ending End>
-struct Finisher {
-  const float *sums, *bias, *gate;
-  float* c;
-  std::ptrdiff_t c_row;
-  bool keeps, relu, accumulate;
-  float* ends;
-  std::size_t end_rows;
-  const float *end_a, *end_bias;
-  std::ptrdiff_t end_row, end_step;
-  std::size_t done;
-
-  PEARL_AMX_INLINE void finish() {
-    const __m512 none = _mm512_setzero_ps();
-    __m512 sum[kUnit];
-#pragma GCC unroll 4
-    for (std::size_t i = 0; i < kUnit; ++i, c += c_row) {
-      sum[i] = _mm512_load_ps(sums + i * kLanes);
-      if (End == Ending::rectified || (End == Ending::any && bias != nullptr))
-        sum[i] = _mm512_add_ps(sum[i], _mm512_set1_ps(bias[i]));
-      if (End == Ending::any && accumulate) sum[i] = _mm512_add_ps(sum[i], _mm512_loadu_ps(c));
-      if (End == Ending::rectified || (End == Ending::any && relu)) sum[i] = _mm512_max_ps(none, sum[i]);
-      if (End == Ending::gated || (End == Ending::any && gate != nullptr)) {
-        sum[i] = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(_mm512_loadu_ps(gate), none, _CMP_GT_OQ), sum[i]);
-        gate += c_row;
-      }
-      if (keeps) _mm512_storeu_ps(c, sum[i]);
-    }
-    sums += kUnit * kLanes;
-    if (End == Ending::rectified || (End == Ending::any && bias != nullptr)) bias += kUnit;
-    const float* weights = end_a;
-    for (std::size_t o = 0; o < end_rows; ++o, weights += end_row) {
-      __m512 end = done > 0              ? _mm512_load_ps(ends + o * kLanes)
-                   : end_bias == nullptr ? none
-                                         : _mm512_set1_ps(end_bias[o]);
-#pragma GCC unroll 4
-      for (std::size_t i = 0; i < kUnit; ++i)
-        end = _mm512_fmadd_ps(sum[i], _mm512_set1_ps(weights[static_cast<std::ptrdiff_t>(i) * end_step]), end);
-      _mm512_store_ps(ends + o * kLanes, end);
-    }
-    end_a += static_cast<std::ptrdiff_t>(kUnit) * end_step;
-    done += kUnit;
-  }
-};
-
-template <std::size_t Parts, bool HasFirst, Ending End>
+template <std::size_t Parts, Source From, std::size_t Terms, Ending End>
 class SmallChain {
  public:
   explicit SmallChain(const Chain& chain)
-      : first_(chain.first), g_(chain.second), third_(chain.third), keeps_(chain.keeps) {}
+      : first_(chain.first),
+        g_(chain.second),
+        third_(chain.third),
+        keeps_(chain.keeps),
+        first_tiles_((3 * first_.depth + 2 + kLanes - 1) / kLanes),
+        held_(aligned_memory()) {}
 
   PEARL_AMX_SIMD void run() {
-    left_ = memory((kBlocks + 2) * kSteps * kBlock);
-    right_ = left_ + kBlocks * kSteps * kBlock;
     _tile_loadconfig(&kWholeTiles);
+    prepare();
     const std::size_t columns = g_.panels > 1 ? (g_.panels - 1) * g_.n + g_.last_n : g_.n;
-    Place at, before;
-    make_now(at, 0);
-    split_left(0);
-    for (std::size_t column = 0; column < columns; column += kLanes, turn_ ^= 1) {
-      Place next = at;
-      next.column += kLanes;
-      if (next.column == static_cast<std::ptrdiff_t>(g_.n)) next = {at.panel + 1, 0};
+    Place before, at, next = after(at);
+    for (std::size_t unit = 0; unit < kTurns; ++unit) split_left(0, unit);
+    begin_first(at);
+    multiply_first(0);
+    multiply_first(1);
+    for (std::size_t turn = 0; turn < kTurns; ++turn) make(made(at, 0), turn);
+    begin_first(next);
+    multiply_first(0);
+    for (std::size_t column = 0; column < columns; column += kLanes) {
+      const Place second = after(next);
+      const bool starts = column == 0, makes = column + kLanes < columns, first = column + 2 * kLanes < columns;
+      if (!starts) {
+        begin_first(From == Source::rectified ? second : next);
+        begin_third();
+      }
       _tile_zero(0);
       _tile_zero(1);
       _tile_zero(2);
       _tile_zero(3);
-      const bool makes = column + kLanes < columns, finishes = column > 0;
-      finisher_ = finisher(before);
-      multiply_step(0, maker(next, 0, turn_ ^ 1), makes, finishes);
-      if (column == 0) {
-        make_now(at, 1);
-        split_left(1);
+      if (starts) {
+        const Made now = made(at, 1), then = made(next, 0);
+        multiply_step(0, [&](std::size_t turn) PEARL_AMX_SIMD __attribute__((always_inline)) {
+          make(now, turn);
+          split_left(1, turn);
+          make(then, turn);
+        });
+        multiply_first(1);
+        begin_first(From == Source::rectified ? second : next);
+        multiply_first(0);
+        const Made last = made(next, 1);
+        multiply_step(1, [&](std::size_t turn) PEARL_AMX_SIMD __attribute__((always_inline)) { make(last, turn); });
+        multiply_first(1);
+      } else {
+#pragma GCC unroll 1
+        for (std::size_t step = 0; step < kSteps; ++step) {
+          const Made then = made(next, step);
+          const Finished done = finished(before, step);
+          multiply_step(step, [&](std::size_t turn) PEARL_AMX_SIMD __attribute__((always_inline)) {
+            if (makes) make(then, turn);
+            finish(done, turn);
+          });
+          if (first) multiply_first(step);
+        }
+        end_third(before);
       }
-      multiply_step(1, maker(next, 1, turn_ ^ 1), makes, finishes);
-      if (finishes) end(before);
-      _tile_stored(0, sums_, 64);
-      _tile_stored(1, sums_ + kLanes * kLanes, 64);
-      _tile_stored(2, sums_ + 2 * kLanes * kLanes, 64);
-      _tile_stored(3, sums_ + 3 * kLanes * kLanes, 64);
+      _tile_stored(0, held_.sums(0), 64);
+      _tile_stored(1, held_.sums(1), 64);
+      _tile_stored(2, held_.sums(2), 64);
+      _tile_stored(3, held_.sums(3), 64);
       before = at;
       at = next;
+      next = second;
     }
-    finisher_ = finisher(before);
-    for (std::size_t unit = 0; unit < kWidth / kUnit; ++unit) finisher_.finish();
-    end(before);
+    begin_third();
+#pragma GCC unroll 1
+    for (std::size_t step = 0; step < kSteps; ++step)
+#pragma GCC unroll 1
+      for (std::size_t turn = 0; turn < kTurns; ++turn) finish(finished(before, step), turn);
+    end_third(before);
     _tile_release();
   }
 
  private:
-  // The products of 32 steps, while those rows of the next block are made if there is one. They are made so early because
-  // a tile's load waits until what it loads has left the queue of stores, which is behind products that began before.
-  // (Compilers do not know that a tile's load reads memory. They keep stores before it because a tile's store, or a call,
-  // is between.)
-  PEARL_AMX_INLINE void multiply_step(std::size_t step, Maker<Parts, HasFirst, End> maker, bool makes, bool finishes) {
-    const std::uint16_t *left = left_ + step * kBlocks * kBlock, *right = right_ + (turn_ * kSteps + step) * kBlock;
-    Finisher<End> finisher = finisher_;
-    const auto work = [&](std::size_t rows, std::size_t units) PEARL_AMX_SIMD __attribute__((always_inline)) {
-      if (makes)
-#pragma GCC unroll 6
-        for (std::size_t i = 0; i < rows; ++i) maker.make();
-      if (finishes)
-#pragma GCC unroll 3
-        for (std::size_t i = 0; i < units; ++i) finisher.finish();
-    };
-    // All parts of b stay in tiles, and each part of a is loaded once: the units that load have time for vectors. Small
-    // products first.
-    _tile_loadd(4, right, 64);
-    _tile_loadd(5, right + kTileNumbers, 64);
-    if constexpr (Parts == 3) {
-      _tile_loadd(6, right + 2 * kTileNumbers, 64);
-      products_of<0, 2>(left);
-      products_of<1, 2>(left);
-      products_of<2, 2>(left);
-      products_of<3, 2>(left);
-      work(3, 1);
-      products_of<0, 1>(left);
-      products_of<1, 1>(left);
-      work(3, 1);
-      products_of<2, 1>(left);
-      products_of<3, 1>(left);
-      work(2, 1);
-      products_of<0, 0>(left);
-      work(2, 1);
-      products_of<1, 0>(left);
-      work(2, 1);
-      products_of<2, 0>(left);
-      work(2, 1);
-      products_of<3, 0>(left);
-      work(2, 2);
-    } else {
-      products_of<0, 1>(left);
-      products_of<1, 1>(left);
-      products_of<2, 1>(left);
-      products_of<3, 1>(left);
-      work(6, 3);
-      products_of<0, 0>(left);
-      products_of<1, 0>(left);
-      work(5, 3);
-      products_of<2, 0>(left);
-      products_of<3, 0>(left);
-      work(5, 2);
-    }
-    finisher_ = finisher;
+  static Held& aligned_memory() {
+    std::uint16_t* const place = memory((sizeof(Held) + alignof(Held)) / sizeof(std::uint16_t));
+    const auto address = reinterpret_cast<std::uintptr_t>(place), over = address % alignof(Held);
+    return *reinterpret_cast<Held*>(address + (over == 0 ? 0 : alignof(Held) - over));
   }
-  // A part of a block of a by the parts of b that it meets.
+  Place after(Place at) const {
+    at.column += kLanes;
+    return at.column == static_cast<std::ptrdiff_t>(g_.n) ? Place{at.panel + 1, 0} : at;
+  }
+
+  // The products of 32 steps. After every few of them `meanwhile` gives the vector units a turn.
+  template <class Meanwhile>
+  PEARL_AMX_INLINE void multiply_step(std::size_t step, const Meanwhile& meanwhile) {
+    const std::uint16_t* const left = held_.left(step, 0);
+    const std::uint16_t* const right = held_.right(step);
+    finish_stores();
+    // All parts of b stay in tiles, and each part of a is loaded once: the units that load have time for vectors. It is
+    // loaded before a turn's stores, as it may have to wait for them. Small products first.
+    _tile_loadd(4, right, 64);
+    _tile_loadd(5, right + kPage, 64);
+    if constexpr (Parts == 3) {
+      _tile_loadd(6, right + 2 * kPage, 64);
+      load<0, 2>(left);
+      multiply<0, 2>();
+      load<1, 2>(left);
+      multiply<1, 2>();
+      load<2, 2>(left);
+      multiply<2, 2>();
+      load<3, 2>(left);
+      multiply<3, 2>();
+    }
+    load<0, 1>(left);
+    if constexpr (Parts == 3) meanwhile(0);
+    multiply<0, 1>();
+    load<1, 1>(left);
+    multiply<1, 1>();
+    load<2, 1>(left);
+    if constexpr (Parts == 2) meanwhile(0);
+    meanwhile(1);
+    multiply<2, 1>();
+    load<3, 1>(left);
+    multiply<3, 1>();
+    load<0, 0>(left);
+    meanwhile(2);
+    multiply<0, 0>();
+    load<1, 0>(left);
+    meanwhile(3);
+    multiply<1, 0>();
+    load<2, 0>(left);
+    meanwhile(4);
+    multiply<2, 0>();
+    load<3, 0>(left);
+    meanwhile(5);
+    multiply<3, 0>();
+    meanwhile(6);
+    meanwhile(7);
+  }
   template <int Block, std::size_t Part>
-  PEARL_AMX_INLINE static void products_of(const std::uint16_t* left) {
-    _tile_loadd(7, left + Block * kBlock + Part * kTileNumbers, 64);
+  PEARL_AMX_INLINE static void load(const std::uint16_t* left) {
+    _tile_loadd(7, left + Block * kPage + Part * kTileNumbers, 64);
+  }
+  // A part of a block of a, which is loaded, by the parts of b that it meets.
+  template <int Block, std::size_t Part>
+  PEARL_AMX_INLINE static void multiply() {
     if constexpr (Parts - Part == 3) multiply_tiles<Block, 7, 6>();
     if constexpr (Parts - Part >= 2) multiply_tiles<Block, 7, 5>();
     multiply_tiles<Block, 7, 4>();
   }
 
-  Maker<Parts, HasFirst, End> maker(const Place& at, std::size_t step, std::size_t turn) const {
-    const auto row = static_cast<std::ptrdiff_t>(step * kDepth);
-    std::uint16_t* const to = right_ + (turn * kSteps + step) * kBlock;
-    if constexpr (!HasFirst) {
-      Maker<Parts, HasFirst, End> maker{};
-      maker.x = g_.b + at.in(g_.b_panel) + row * g_.b_step;
-      maker.x_step = g_.b_step;
-      maker.to = to;
-      return maker;
-    } else {
-      const std::ptrdiff_t c = at.in(first_.c_panel) + row * first_.c_row;
-      return {first_.b + at.in(first_.b_panel),
-              first_.b_step,
-              first_.a + row * first_.a_row,
-              first_.a_row,
-              first_.a_step,
-              first_.depth,
-              first_.bias == nullptr ? nullptr : first_.bias + row,
-              first_.gate == nullptr ? nullptr : first_.gate + c,
-              first_.c + c,
-              first_.c_row,
-              keeps_,
-              to};
+  // Rows of the second product's b, 32 of them, for a block of columns.
+  struct Made {
+    const float *x, *weights, *gate;
+    float* c;
+    std::uint16_t* to;
+    bool keeps;
+  };
+  PEARL_AMX_INLINE Made made(const Place& at, std::size_t step) const {
+    const std::size_t row = step * kDepth;
+    std::uint16_t* const to = held_.right(step);
+    if constexpr (From == Source::memory)
+      return {g_.b + at.in(g_.b_panel) + row * kPanel, nullptr, nullptr, nullptr, to, false};
+    const std::ptrdiff_t c = at.in(first_.c_panel) + static_cast<std::ptrdiff_t>(row * kPanel);
+    if constexpr (From == Source::rectified) return {held_.first_sums[row], nullptr, nullptr, first_.c + c, to, keeps_};
+    return {held_.first_b[at.column != 0][0], held_.first_weights[0] + row, first_.gate + c, first_.c + c, to, keeps_};
+  }
+  // Steps i and i + 16 of 32 are a pair.
+  PEARL_AMX_INLINE static void make(const Made& m, std::size_t turn) {
+    const __m512 none = _mm512_setzero_ps();
+#pragma GCC unroll 2
+    for (std::size_t i = turn * kMade; i < (turn + 1) * kMade; ++i) {
+      __m512 even, odd;
+      if constexpr (From == Source::memory) {
+        even = _mm512_loadu_ps(m.x + i * kPanel);
+        odd = _mm512_loadu_ps(m.x + (i + kLanes) * kPanel);
+      } else if constexpr (From == Source::rectified) {
+        even = _mm512_max_ps(none, _mm512_load_ps(m.x + i * kLanes));  // a NaN stays a NaN
+        odd = _mm512_max_ps(none, _mm512_load_ps(m.x + (i + kLanes) * kLanes));
+      } else {
+        const float* const gate = m.gate + i * kPanel;
+        const __mmask16 even_passes = _mm512_cmp_ps_mask(_mm512_loadu_ps(gate), none, _CMP_GT_OQ);
+        const __mmask16 odd_passes = _mm512_cmp_ps_mask(_mm512_loadu_ps(gate + kLanes * kPanel), none, _CMP_GT_OQ);
+        even = odd = none;
+#pragma GCC unroll 16
+        for (std::size_t k = 0; k < Terms; ++k) {
+          const float* const weights = m.weights + k * kWidth + i;
+          const __m512 number = _mm512_load_ps(m.x + k * kLanes);
+          even = _mm512_maskz_fmadd_ps(even_passes, number, _mm512_set1_ps(weights[0]), even);
+          odd = _mm512_maskz_fmadd_ps(odd_passes, number, _mm512_set1_ps(weights[kLanes]), odd);
+        }
+      }
+      if (From != Source::memory && m.keeps) {
+        _mm512_storeu_ps(m.c + i * kPanel, even);
+        _mm512_storeu_ps(m.c + (i + kLanes) * kPanel, odd);
+      }
+      split<Parts, false, kPage>(even, odd, m.to + i * kDepth);
     }
   }
-  Finisher<End> finisher(const Place& at) {
-    const std::ptrdiff_t c = at.in(g_.c_panel);
-    return {sums_,        g_.bias,       g_.gate == nullptr ? nullptr : g_.gate + c,
-            g_.c + c,     g_.c_row,      keeps_ || third_.m == 0,
-            g_.relu,      g_.accumulate, ends_,
-            third_.m,     third_.a,      third_.bias,
-            third_.a_row, third_.a_step, 0};
+
+  // Rows of the second product's result, 32 of them, for a block of columns.
+  struct Finished {
+    const float *sums, *bias, *gate, *third_weights;
+    float *c, *third_sums;
+    std::size_t third_rows;
+    bool keeps, relu, accumulate;
+    std::size_t next_sums;
+  };
+  PEARL_AMX_INLINE Finished finished(const Place& at, std::size_t step) const {
+    const std::size_t row = step * kDepth;
+    const std::ptrdiff_t c = at.in(g_.c_panel) + static_cast<std::ptrdiff_t>(row * kPanel);
+    return {held_.sums(row / kLanes),
+            g_.bias == nullptr ? nullptr : g_.bias + row,
+            g_.gate == nullptr ? nullptr : g_.gate + c,
+            held_.third_weights[0] + row,
+            g_.c + c,
+            held_.third_sums[0],
+            third_.m,
+            keeps_ || third_.m == 0,
+            g_.relu,
+            g_.accumulate,
+            step == 0 ? kPageFloats : kLanes * kLanes};
   }
-  // Stores the third product.
-  PEARL_AMX_INLINE void end(const Place& at) const {
-    if (third_.m == 0) return;
-    float* c = third_.c + at.in(third_.c_panel);
-    for (std::size_t o = 0; o < third_.m; ++o, c += third_.c_row)
-      _mm512_storeu_ps(c, _mm512_load_ps(ends_ + o * kLanes));
-  }
-  PEARL_AMX_SIMD __attribute__((noinline)) void make_now(const Place& at, std::size_t step) {
-    Maker<Parts, HasFirst, End> now = maker(at, step, 0);
-    for (std::size_t i = 0; i < kLanes; ++i) now.make();
+  // Four rows at a time, and what they add to the third product.
+  PEARL_AMX_INLINE static void finish(const Finished& f, std::size_t turn) {
+    const __m512 none = _mm512_setzero_ps();
+    const std::size_t from = turn * kFinished;
+    __m512 sum[kFinished];
+#pragma GCC unroll 4
+    for (std::size_t i = 0; i < kFinished; ++i) {
+      const std::size_t row = from + i;
+      float* const c = f.c + row * kPanel;
+      sum[i] = _mm512_load_ps(f.sums + row / kLanes * f.next_sums + row % kLanes * kLanes);
+      if (End == Ending::rectified || (End == Ending::any && f.bias != nullptr))
+        sum[i] = _mm512_add_ps(sum[i], _mm512_set1_ps(f.bias[row]));
+      if (End == Ending::any && f.accumulate) sum[i] = _mm512_add_ps(sum[i], _mm512_loadu_ps(c));
+      if (End == Ending::rectified || (End == Ending::any && f.relu)) sum[i] = _mm512_max_ps(none, sum[i]);
+      if (End == Ending::gated || (End == Ending::any && f.gate != nullptr)) {
+        const __mmask16 passes = _mm512_cmp_ps_mask(_mm512_loadu_ps(f.gate + row * kPanel), none, _CMP_GT_OQ);
+        sum[i] = _mm512_maskz_mov_ps(passes, sum[i]);
+      }
+      if (f.keeps) _mm512_storeu_ps(c, sum[i]);
+    }
+    const float* weights = f.third_weights + from;
+    float* to = f.third_sums;
+    for (std::size_t o = 0; o < f.third_rows; ++o, weights += kWidth, to += kLanes) {
+      __m512 third = _mm512_load_ps(to);
+#pragma GCC unroll 4
+      for (std::size_t i = 0; i < kFinished; ++i)
+        third = _mm512_fmadd_ps(sum[i], _mm512_set1_ps(weights[i]), third);
+      _mm512_store_ps(to, third);
+    }
   }
 
-  PEARL_AMX_SIMD __attribute__((noinline)) void split_left(std::size_t step) {
-    const float* a = g_.a + static_cast<std::ptrdiff_t>(step * kDepth) * g_.a_step;
-    std::uint16_t* to = left_ + step * kBlocks * kBlock;
-    const auto lanes = static_cast<std::ptrdiff_t>(kLanes);
-    for (std::size_t block = 0; block < kBlocks; ++block, a += lanes * g_.a_row, to += kBlock) {
-      const float *even = a, *odd = a + lanes;
-      std::ptrdiff_t row = g_.a_row;
-      if (g_.a_step != 1) {
-        const auto next = static_cast<std::size_t>(g_.a_step);
-        avx512_.transpose(a, kLanes, kLanes, next, turned_[0], kLanes);
-        avx512_.transpose(a + lanes * g_.a_step, kLanes, kLanes, next, turned_[1], kLanes);
-        even = turned_[0];
-        odd = turned_[1];
-        row = lanes;
+  PEARL_AMX_INLINE void begin_third() const {
+    for (std::size_t o = 0; o < third_.m; ++o)
+      _mm512_store_ps(held_.third_sums[o], third_.bias == nullptr ? _mm512_setzero_ps() : _mm512_set1_ps(third_.bias[o]));
+  }
+  PEARL_AMX_INLINE void end_third(const Place& at) const {
+    float* c = third_.c + at.in(third_.c_panel);
+    for (std::size_t o = 0; o < third_.m; ++o, c += third_.c_row)
+      _mm512_storeu_ps(c, _mm512_load_ps(held_.third_sums[o]));
+  }
+
+  // A block of the first product's b: as it is, or as tiles.
+  PEARL_AMX_INLINE void begin_first(const Place& at) const {
+    const float* b = first_.b + at.in(first_.b_panel);
+    if constexpr (From == Source::gated)
+      for (std::size_t k = 0; k < Terms; ++k, b += kPanel)
+        if (k < first_.depth) _mm512_store_ps(held_.first_b[at.column != 0][k], _mm512_loadu_ps(b));
+    if constexpr (From == Source::rectified) {
+      std::uint32_t(*const rows)[kLanes] = held_.first_right[0];
+      for (std::size_t k = 0; k < first_.depth; ++k, b += kPanel) {
+        const Thirds x = thirds_of(_mm512_loadu_ps(b));
+        const __m512i pair = pair_of(x.high, x.middle);
+        _mm512_store_si512(rows[k], pair);
+        _mm512_store_si512(rows[first_.depth + k], pair);
+        _mm512_store_si512(rows[2 * first_.depth + k], pair_of(x.low, x.high));
       }
+    }
+  }
+  // Half the rows of the first product, for the block that began: those of the step's b.
+  PEARL_AMX_INLINE void multiply_first(std::size_t step) const {
+    if constexpr (From != Source::rectified) return;
+    _tile_zero(5);
+    _tile_zero(6);
+    finish_stores();
+#pragma GCC unroll 1
+    for (std::size_t tile = 0; tile < first_tiles_; ++tile) {
+      _tile_loadd(4, held_.first_right[tile], 64);
+      _tile_loadd(7, held_.first_left[tile][2 * step], 64);
+      multiply_tiles<5, 7, 4>();
+      _tile_loadd(7, held_.first_left[tile][2 * step + 1], 64);
+      multiply_tiles<6, 7, 4>();
+    }
+    _tile_stored(5, held_.first_sums[2 * step * kLanes], 64);
+    _tile_stored(6, held_.first_sums[(2 * step + 1) * kLanes], 64);
+  }
+
+  PEARL_AMX_SIMD __attribute__((noinline)) void prepare() const {
+    if constexpr (From == Source::rectified) split_first();
+    if constexpr (From == Source::gated) {
+      copy_weights(first_.a, first_.a_step, first_.a_row, first_.depth, held_.first_weights);
+      for (std::size_t k = first_.depth; k < Terms; ++k) {
+        std::fill_n(held_.first_weights[k], kWidth, 0.0f);
+        std::fill_n(held_.first_b[0][k], kLanes, 0.0f);
+        std::fill_n(held_.first_b[1][k], kLanes, 0.0f);
+      }
+    }
+    copy_weights(third_.a, third_.a_row, third_.a_step, third_.m, held_.third_weights);
+  }
+  static void copy_weights(const float* a, std::ptrdiff_t row, std::ptrdiff_t column, std::size_t rows,
+                           float (*to)[kWidth]) {
+    for (std::size_t i = 0; i < rows; ++i, a += row)
+      for (std::size_t j = 0; j < kWidth; ++j) to[i][j] = a[static_cast<std::ptrdiff_t>(j) * column];
+  }
+
+  // The high, middle and low parts of numbers, each in upper halves.
+  struct Thirds {
+    __m512i high, middle, low;
+  };
+  PEARL_AMX_INLINE static Thirds thirds_of(__m512 x) {
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)), half = _mm512_set1_epi32(0x8000);
+    const __m512i high = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(x), half), upper);
+    const __m512 left = _mm512_sub_ps(x, _mm512_castsi512_ps(high));
+    const __m512i middle = _mm512_and_si512(_mm512_castps_si512(left), upper);
+    return {high, middle, _mm512_castps_si512(_mm512_sub_ps(left, _mm512_castsi512_ps(middle)))};
+  }
+  // The first product's a, and its bias. As a tile has room for 32 steps, and the product takes few, all products of parts
+  // are steps of one: pairs (high, high) of a meet (high, middle) of b, (middle, middle) the same, and (high, low) meet
+  // (low, high). The bias's parts meet ones.
+  PEARL_AMX_INLINE void split_first() const {
+    const std::size_t depth = first_.depth, group = kLanes / depth;
+    std::fill_n(held_.first_right[0][0], first_tiles_ * kLanes * kLanes, 0u);
+    std::fill_n(held_.first_right[0][3 * depth], kLanes, 0x3F803F80u);
+    std::fill_n(held_.first_right[0][3 * depth + 1], kLanes, 0x3F80u);
+    alignas(64) std::uint32_t bias[2][kWidth];
+    for (std::size_t i = 0; i < kWidth; i += kLanes) {
+      const Thirds parts = thirds_of(_mm512_loadu_ps(first_.bias + i));
+      _mm512_store_si512(bias[0] + i, pair_of(parts.high, parts.middle));
+      _mm512_store_si512(bias[1] + i, pair_of(parts.low, _mm512_setzero_si512()));
+    }
+    const auto all = [](std::size_t number) PEARL_AMX_SIMD __attribute__((always_inline)) { return _mm512_set1_epi32(static_cast<int>(number)); };
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    for (std::size_t tile = 0; tile < first_tiles_; ++tile) {
+      const __m512i column = _mm512_add_epi32(lanes, all(tile * kLanes));
+      const auto below = [&](std::size_t bound) PEARL_AMX_SIMD __attribute__((always_inline)) { return _mm512_cmplt_epi32_mask(column, all(bound)); };
+      const __mmask16 is_high = below(depth), is_pair = below(2 * depth), is_weight = below(3 * depth);
+      const auto is_low = static_cast<__mmask16>(is_weight & ~is_pair);
+      const auto is_bias = static_cast<__mmask16>(below(3 * depth + 1) & ~is_weight);
+      const auto is_low_bias = static_cast<__mmask16>(below(3 * depth + 2) & ~is_weight & ~is_bias);
+      // A vector has the weights of several rows: `from` counts on from row to row.
+      const __m512i middles = _mm512_add_epi32(column, all(kLanes - depth));
+      const __m512i from_pairs = _mm512_mask_mov_epi32(middles, is_high, column);
+      const __m512i from_low = _mm512_sub_epi32(column, all(2 * depth));
+      for (std::size_t i = 0; i < kWidth; i += group) {
+        const std::size_t count = std::min(group, kWidth - i);
+        const Thirds parts = thirds_of(_mm512_maskz_loadu_ps(first_lanes(count * depth), first_.a + i * depth));
+        const __m512i high = pair_of(parts.high, parts.high), middle = pair_of(parts.middle, parts.middle);
+        const __m512i low = pair_of(parts.high, parts.low);
+        for (std::size_t row = i; row < i + count; ++row) {
+          const __m512i skipped = all((row - i) * depth);
+          __m512i pairs = _mm512_maskz_permutex2var_epi32(is_pair, high, _mm512_add_epi32(from_pairs, skipped), middle);
+          pairs = _mm512_mask_permutexvar_epi32(pairs, is_low, _mm512_add_epi32(from_low, skipped), low);
+          pairs = _mm512_mask_set1_epi32(pairs, is_bias, static_cast<int>(bias[0][row]));
+          pairs = _mm512_mask_set1_epi32(pairs, is_low_bias, static_cast<int>(bias[1][row]));
+          _mm512_store_si512(held_.first_left[tile][row / kLanes][row % kLanes], pairs);
+        }
+      }
+    }
+  }
+
+  // Eight rows of the second product's a, 32 steps of each.
+  PEARL_AMX_SIMD __attribute__((noinline)) void split_left(std::size_t step, std::size_t unit) const {
+    constexpr std::size_t kRows = kWidth / kTurns, kTurned = 4;
+    constexpr auto lanes = static_cast<std::ptrdiff_t>(kLanes);
+    const std::size_t block = unit * kRows / kLanes, row = unit * kRows % kLanes;
+    std::uint16_t* const to = held_.left(step, block) + row * kDepth;
+    const float* a = g_.a + static_cast<std::ptrdiff_t>(unit * kRows) * g_.a_row + static_cast<std::ptrdiff_t>(step * kDepth) * g_.a_step;
+    if (g_.a_step == 1) {
+#pragma GCC unroll 8
+      for (std::size_t i = 0; i < kRows; ++i, a += g_.a_row)
+        split<Parts>(_mm512_loadu_ps(a), _mm512_loadu_ps(a + lanes), to + i * kDepth);
+    } else {
+#pragma GCC unroll 2
+      for (std::size_t i = 0; i < kRows; i += kTurned) {
+        __m512 even[kTurned], odd[kTurned];
+        turn_columns(a + i, static_cast<std::size_t>(g_.a_step), even);
+        turn_columns(a + i + lanes * g_.a_step, static_cast<std::size_t>(g_.a_step), odd);
 #pragma GCC unroll 4
-      for (std::size_t i = 0; i < kLanes; ++i) {
-        const std::ptrdiff_t from = static_cast<std::ptrdiff_t>(i) * row;
-        split<Parts>(_mm512_loadu_ps(even + from), _mm512_loadu_ps(odd + from), to + i * kDepth);
+        for (std::size_t j = 0; j < kTurned; ++j) split<Parts>(even[j], odd[j], to + (i + j) * kDepth);
       }
     }
   }
 
   const Gemm first_, g_, third_;
   const bool keeps_;
-  const LearnerKernels& avx512_ = *avx512_learner_kernels();
-  std::uint16_t *left_ = nullptr, *right_ = nullptr;
-  std::size_t turn_ = 0;
-  Finisher<End> finisher_ = {};
-  alignas(64) float sums_[kWidth * kLanes];
-  alignas(64) float ends_[Chain::kMostRows * kLanes];
-  alignas(64) float turned_[2][kLanes * kLanes];
+  const std::size_t first_tiles_;
+  Held& held_;
 };
 
 bool fits(const Chain& chain) {
   const Gemm &first = chain.first, &g = chain.second, &third = chain.third;
+  const auto is_of_panels = [](const Gemm& gemm) {
+    constexpr auto columns = static_cast<std::ptrdiff_t>(kPanel);
+    return gemm.b_step == columns && gemm.c_row == columns && (gemm.a_step == 1 || gemm.a_row == 1);
+  };
   const std::size_t columns = g.panels > 1 ? (g.panels - 1) * g.n + g.last_n : g.n;
   if (g.m != kWidth || g.depth != kWidth || g.segment < kWidth || columns < kLeastColumns || columns % kLanes != 0 ||
-      g.n % kLanes != 0 || g.bias_of_columns || third.m > Chain::kMostRows || third.relu || third.gate != nullptr ||
-      third.accumulate || third.bias_of_columns)
+      g.n != kPanel || g.bias_of_columns || !is_of_panels(g) || third.m > Chain::kMostRows || third.relu ||
+      third.gate != nullptr || third.accumulate || third.bias_of_columns)
     return false;
   if (first.m == 0) return true;
-  return first.depth <= Chain::kMostTerms && first.segment >= first.depth &&
-         ((is_rectified(first) && is_rectified(g)) || (is_gated(first) && is_gated(g)));
+  return first.depth <= Chain::kMostTerms && first.segment >= first.depth && is_of_panels(first) &&
+         ((is_rectified(first) && is_rectified(g) && first.a_row == static_cast<std::ptrdiff_t>(first.depth)) ||
+          (is_gated(first) && is_gated(g)));
+}
+
+template <std::size_t Parts, std::size_t Terms>
+void run_gated(const Chain& chain) {
+  if constexpr (2 * Terms <= Chain::kMostTerms)
+    if (chain.first.depth > Terms) return run_gated<Parts, 2 * Terms>(chain);
+  SmallChain<Parts, Source::gated, Terms, Ending::gated>(chain).run();
 }
 
 }  // namespace
@@ -342,17 +494,16 @@ bool fits(const Chain& chain) {
 template <std::size_t Parts>
 bool multiply_chain(const Chain& chain) {
   if (!fits(chain)) return false;
-  const bool has_first = chain.first.m > 0;
-  if (has_first && is_rectified(chain.second))
-    SmallChain<Parts, true, Ending::rectified>(chain).run();
-  else if (has_first)
-    SmallChain<Parts, true, Ending::gated>(chain).run();
+  if (chain.first.m > 0 && is_rectified(chain.first))
+    SmallChain<Parts, Source::rectified, 0, Ending::rectified>(chain).run();
+  else if (chain.first.m > 0)
+    run_gated<Parts, 1>(chain);
   else if (is_rectified(chain.second))
-    SmallChain<Parts, false, Ending::rectified>(chain).run();
+    SmallChain<Parts, Source::memory, 0, Ending::rectified>(chain).run();
   else if (is_gated(chain.second))
-    SmallChain<Parts, false, Ending::gated>(chain).run();
+    SmallChain<Parts, Source::memory, 0, Ending::gated>(chain).run();
   else
-    SmallChain<Parts, false, Ending::any>(chain).run();
+    SmallChain<Parts, Source::memory, 0, Ending::any>(chain).run();
   return true;
 }
 

@@ -258,6 +258,7 @@ LearnerKernels table_of(const char* name) {
   table.of_panels = &panel_convolution_kernels(Parts < kParts);
   table.gemm = gemm<Parts>;
   table.chain = chain<Parts>;
+  table.wide_gradient = square_gradient<Parts>;
   return table;
 }
 

@@ -226,6 +226,10 @@ void gemm(const Gemm& whole) {
 
 void chain(const Chain& chain) { chain.one_by_one(gemm); }
 
+bool wide_gradient(const float*, std::size_t, const float*, std::size_t, std::size_t, std::size_t, float*, bool) {
+  return false;
+}
+
 void transpose(const float* source, std::size_t rows, std::size_t columns, std::size_t source_row, float* destination,
                std::size_t destination_row) {
   const std::size_t whole_rows = rows / kLanes * kLanes, whole_columns = columns / kLanes * kLanes;
@@ -616,8 +620,9 @@ PEARL_INLINE void adam_at(const AdamStep& step, float factor, const float* gradi
 }
 
 template <bool Amsgrad>
-PEARL_SIMD void adam_of(const AdamStep& step, float factor, const float* gradients, float* weights, float* first,
+PEARL_SIMD void adam_of(const AdamStep& settings, float factor, const float* gradients, float* weights, float* first,
                         float* second, float* max_second, std::size_t count) {
+  const AdamStep step = settings;  // which no store can change
   std::size_t i = 0;
   for (; i + kLanes <= count; i += kLanes)
     adam_at<false, Amsgrad>(step, factor, gradients, weights, first, second, max_second, i, 0);
@@ -694,6 +699,7 @@ constexpr LearnerKernels table_of(const char* name) {
           to_unit,
           sum_transitions,
           narrow_gradients,
+          wide_gradient,
           squash,
           squash_backward,
           layer_norm,

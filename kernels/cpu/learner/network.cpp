@@ -380,6 +380,9 @@ void Network::weights_gradient(const Step& step, float* gradients, Workspace& wo
         weights[o * in + i] = (accumulate ? weights[o * in + i] : 0.0f) + found[i * op.width + o];
     return;
   }
+  if (kernels_.wide_gradient(workspace.gradient(step.out, 0), op.width, workspace.value(step.in[0], 0), in, panels,
+                             last_columns, weights, accumulate))
+    return;
   for (std::size_t p = 0; p < panels; ++p)
     kernels_.transpose(workspace.value(step.in[0], p), in, size, size, workspace.rows_.data() + p * size * row, row);
   const auto stride = static_cast<std::ptrdiff_t>(size);

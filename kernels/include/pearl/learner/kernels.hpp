@@ -134,6 +134,9 @@ struct LearnerKernels {
   // `last_columns` of the last one. Returns for `inputs` up to `narrow`.
   void (*narrow_gradients)(const float* dy, std::size_t outputs, const float* x, std::size_t inputs, std::size_t panels,
                            std::size_t last_columns, float* weights, float* bias, bool accumulate);
+  // The weights' part of it for wide layers. Returns false, and does nothing, where transposing x and gemm are faster.
+  bool (*wide_gradient)(const float* dy, std::size_t outputs, const float* x, std::size_t inputs, std::size_t panels,
+                        std::size_t last_columns, float* weights, bool accumulate);
   // One action of a panel's first `columns` transitions, a multiple of half a panel: x = mean + exp(log_std) * noise,
   // unit = tanh(x), log_prob -= what makes it the log density of unit.
   void (*squash)(const Squash& squash, const float* mean, const float* log_std, const float* noise, std::size_t columns,
