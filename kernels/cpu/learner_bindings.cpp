@@ -101,7 +101,7 @@ py::tuple gradients(const learner::Network& network, const Floats& parameters, c
   }
   network.forward(parameters.data(), workspace, panels, columns);
   network.backward(parameters.data(), of_parameters.mutable_data(), workspace, panels, rows, columns, false,
-                   network.takes_vectors());
+                   network.takes_vectors() ? network.input_width() : 0);
   if (!network.takes_vectors()) return py::make_tuple(std::move(of_parameters), py::none());
   Floats of_inputs(std::vector<std::size_t>{rows, network.input_width()});
   for (std::size_t p = 0; p < panels; ++p)

@@ -250,7 +250,7 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
   if (group.last_of_worker) priorities_written(known);
   for (std::size_t k = 0; k < critics; ++k)
     model_.critics[k]->backward(model_.critic_weights, gradients, worker.critics[k], group.panels,
-                                group.last - group.first, group.last_columns, group.accumulate, false);
+                                group.last - group.first, group.last_columns, group.accumulate, 0);
 }
 
 void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorCriticBatch& batch, const Group& group,
@@ -277,7 +277,7 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
     if (k > 0)
       std::copy_n(worker.critics[0].value(0, 0), (obs + actions) * size * group.panels, workspace.value(0, 0));
     workspace.dropout = pass(batch, 2, k, group.first);
-    model_.critics[k]->forward(model_.critic_weights, workspace, group.panels, group.last_columns);
+    model_.critics[k]->forward(model_.critic_weights, workspace, group.panels, group.last_columns, true);
   }
   for_panels(group, [&](std::size_t p, std::size_t, std::size_t count) {
     const auto& slopes = worker.slopes;
@@ -306,7 +306,7 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
   });
   for (std::size_t k = 0; k < critics; ++k)
     model_.critics[k]->backward(model_.critic_weights, nullptr, worker.critics[k], group.panels,
-                                group.last - group.first, group.last_columns, false, true);
+                                group.last - group.first, group.last_columns, false, actions);
   const SquashSlopes squash{static_cast<float>(settings_.log_std_low), static_cast<float>(settings_.log_std_high),
                             temperature, share};
   const auto penalty = static_cast<float>(settings_.saturation_penalty);
@@ -334,7 +334,7 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
       std::fill(slopes + f * size + count, slopes + (f + 1) * size, 0.0f);
   });
   model_.actor->backward(model_.actor_weights, gradients, worker.actor, group.panels, group.last - group.first,
-                         group.last_columns, group.accumulate, false);
+                         group.last_columns, group.accumulate, 0);
 }
 
 std::vector<std::size_t> ActorCriticAlgorithm::item_bytes() const {

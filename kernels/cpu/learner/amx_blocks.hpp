@@ -16,6 +16,9 @@ constexpr std::size_t kBlock = kParts * kTileNumbers;  // the parts of 16 rows o
 // At a time. The tiles' unit falls behind if more than about 64 vector operations come between four of its products.
 constexpr std::size_t kSplitRows = 2, kFinishRows = 4;
 
+// Compilers do not know that a tile's load reads memory.
+PEARL_AMX_INLINE void finish_stores() { asm volatile("" ::: "memory"); }
+
 inline __mmask16 first_lanes(std::size_t count) {
   return static_cast<__mmask16>(count >= kLanes ? 0xFFFFu : (1u << count) - 1);
 }
@@ -143,11 +146,11 @@ PEARL_AMX_INLINE void multiply(const std::uint16_t* const* left, const std::uint
 template <std::size_t Parts>
 bool multiply_chain(const Chain& chain);
 
-// gradient(o, i) = [gradient(o, i)] + sum of slopes(o) * values(i) over the transitions of panels of 32, all of each but
-// `last_columns` of the last one, for layers of 64 inputs and outputs. Returns false, and does nothing, for others.
+constexpr std::size_t kSquare = 64;  // the width of layers in chains and of square_gradient
+constexpr std::size_t kPanel = 32;   // columns of a panel
+
 template <std::size_t Parts>
-bool square_gradient(const float* slopes, std::size_t outputs, const float* values, std::size_t inputs,
-                     std::size_t panels, std::size_t last_columns, float* gradient, bool accumulate);
+void square_gradient(const SquareGradient& gradient);
 
 // One thread's memory for split factors: grows to what the largest product needs.
 std::uint16_t* memory(std::size_t numbers);

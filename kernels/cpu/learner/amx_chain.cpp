@@ -13,8 +13,7 @@
 namespace pearl::learner::amx {
 namespace {
 
-constexpr std::size_t kWidth = 64, kBlocks = kWidth / kLanes, kSteps = kWidth / kDepth;
-constexpr std::size_t kPanel = 32;         // columns of a panel
+constexpr std::size_t kWidth = kSquare, kBlocks = kWidth / kLanes, kSteps = kWidth / kDepth;
 constexpr std::size_t kLeastColumns = 64;  // for which splitting the weights is worth it (measured)
 constexpr std::size_t kTurns = 8;          // of the vector units in the products of 32 steps
 constexpr std::size_t kMade = kLanes / kTurns, kFinished = kDepth / kTurns;  // rows, or pairs of them, in a turn
@@ -34,8 +33,7 @@ PEARL_AMX_INLINE void multiply_tiles() {
   asm volatile("tdpbf16ps\t%%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(To), "i"(Left), "i"(Right));
 }
 
-// Compilers do not know that a tile's load reads memory.
-PEARL_AMX_INLINE void finish_stores() { asm volatile("" ::: "memory"); }
+PEARL_AMX_INLINE __mmask16 positive(__m512 x) { return _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ); }
 
 // A block of columns.
 struct Place {
@@ -75,7 +73,9 @@ class SmallChain {
       : first_(chain.first),
         g_(chain.second),
         third_(chain.third),
-        keeps_(chain.keeps),
+        keeps_first_(chain.keeps_first),
+        keeps_second_(chain.keeps_second),
+        signs_(chain.signs),
         first_tiles_((3 * first_.depth + 2 + kLanes - 1) / kLanes),
         held_(aligned_memory()) {}
 
@@ -151,6 +151,11 @@ class SmallChain {
     const auto address = reinterpret_cast<std::uintptr_t>(place), over = address % alignof(Held);
     return *reinterpret_cast<Held*>(address + (over == 0 ? 0 : alignof(Held) - over));
   }
+  // Of a row of the first product's result, or, behind these, of the second's, for a block of columns.
+  std::uint16_t* signs(const Place& at, std::size_t row) const {
+    const auto block = static_cast<std::size_t>(2 * at.panel + (at.column != 0 ? 1 : 0));
+    return signs_ == nullptr ? nullptr : signs_ + block * (Chain::kSigns / 2) + row;
+  }
   Place after(Place at) const {
     at.column += kLanes;
     return at.column == static_cast<std::ptrdiff_t>(g_.n) ? Place{at.panel + 1, 0} : at;
@@ -219,17 +224,19 @@ class SmallChain {
   struct Made {
     const float *x, *weights, *gate;
     float* c;
-    std::uint16_t* to;
+    std::uint16_t *to, *signs;
     bool keeps;
   };
   PEARL_AMX_INLINE Made made(const Place& at, std::size_t step) const {
     const std::size_t row = step * kDepth;
     std::uint16_t* const to = held_.right(step);
     if constexpr (From == Source::memory)
-      return {g_.b + at.in(g_.b_panel) + row * kPanel, nullptr, nullptr, nullptr, to, false};
+      return {g_.b + at.in(g_.b_panel) + row * kPanel, nullptr, nullptr, nullptr, to, nullptr, false};
     const std::ptrdiff_t c = at.in(first_.c_panel) + static_cast<std::ptrdiff_t>(row * kPanel);
-    if constexpr (From == Source::rectified) return {held_.first_sums[row], nullptr, nullptr, first_.c + c, to, keeps_};
-    return {held_.first_b[at.column != 0][0], held_.first_weights[0] + row, first_.gate + c, first_.c + c, to, keeps_};
+    if constexpr (From == Source::rectified)
+      return {held_.first_sums[row], nullptr, nullptr, first_.c + c, to, signs(at, row), keeps_first_};
+    return {held_.first_b[at.column != 0][0], held_.first_weights[0] + row, first_.gate + c,
+            first_.c + c, to, signs(at, kWidth + row), keeps_first_};
   }
   // Steps i and i + 16 of 32 are a pair.
   PEARL_AMX_INLINE static void make(const Made& m, std::size_t turn) {
@@ -245,8 +252,9 @@ class SmallChain {
         odd = _mm512_max_ps(none, _mm512_load_ps(m.x + (i + kLanes) * kLanes));
       } else {
         const float* const gate = m.gate + i * kPanel;
-        const __mmask16 even_passes = _mm512_cmp_ps_mask(_mm512_loadu_ps(gate), none, _CMP_GT_OQ);
-        const __mmask16 odd_passes = _mm512_cmp_ps_mask(_mm512_loadu_ps(gate + kLanes * kPanel), none, _CMP_GT_OQ);
+        const __mmask16 even_passes = m.signs != nullptr ? m.signs[i] : positive(_mm512_loadu_ps(gate));
+        const __mmask16 odd_passes =
+            m.signs != nullptr ? m.signs[i + kLanes] : positive(_mm512_loadu_ps(gate + kLanes * kPanel));
         even = odd = none;
 #pragma GCC unroll 16
         for (std::size_t k = 0; k < Terms; ++k) {
@@ -260,6 +268,10 @@ class SmallChain {
         _mm512_storeu_ps(m.c + i * kPanel, even);
         _mm512_storeu_ps(m.c + (i + kLanes) * kPanel, odd);
       }
+      if (From == Source::rectified && m.signs != nullptr) {
+        m.signs[i] = positive(even);
+        m.signs[i + kLanes] = positive(odd);
+      }
       split<Parts, false, kPage>(even, odd, m.to + i * kDepth);
     }
   }
@@ -268,6 +280,7 @@ class SmallChain {
   struct Finished {
     const float *sums, *bias, *gate, *third_weights;
     float *c, *third_sums;
+    std::uint16_t* signs;
     std::size_t third_rows;
     bool keeps, relu, accumulate;
     std::size_t next_sums;
@@ -281,8 +294,9 @@ class SmallChain {
             held_.third_weights[0] + row,
             g_.c + c,
             held_.third_sums[0],
+            From == Source::memory ? nullptr : signs(at, End == Ending::rectified ? kWidth + row : row),
             third_.m,
-            keeps_ || third_.m == 0,
+            keeps_second_ || third_.m == 0,
             g_.relu,
             g_.accumulate,
             step == 0 ? kPageFloats : kLanes * kLanes};
@@ -302,10 +316,11 @@ class SmallChain {
       if (End == Ending::any && f.accumulate) sum[i] = _mm512_add_ps(sum[i], _mm512_loadu_ps(c));
       if (End == Ending::rectified || (End == Ending::any && f.relu)) sum[i] = _mm512_max_ps(none, sum[i]);
       if (End == Ending::gated || (End == Ending::any && f.gate != nullptr)) {
-        const __mmask16 passes = _mm512_cmp_ps_mask(_mm512_loadu_ps(f.gate + row * kPanel), none, _CMP_GT_OQ);
+        const __mmask16 passes = f.signs != nullptr ? f.signs[row] : positive(_mm512_loadu_ps(f.gate + row * kPanel));
         sum[i] = _mm512_maskz_mov_ps(passes, sum[i]);
       }
       if (f.keeps) _mm512_storeu_ps(c, sum[i]);
+      if (End == Ending::rectified && f.signs != nullptr) f.signs[row] = positive(sum[i]);
     }
     const float* weights = f.third_weights + from;
     float* to = f.third_sums;
@@ -460,7 +475,8 @@ class SmallChain {
   }
 
   const Gemm first_, g_, third_;
-  const bool keeps_;
+  const bool keeps_first_, keeps_second_;
+  std::uint16_t* const signs_;
   const std::size_t first_tiles_;
   Held& held_;
 };
@@ -494,6 +510,7 @@ void run_gated(const Chain& chain) {
 template <std::size_t Parts>
 bool multiply_chain(const Chain& chain) {
   if (!fits(chain)) return false;
+  static_assert(Chain::kSigns >= 2 * kPanel / kLanes * kWidth);
   if (chain.first.m > 0 && is_rectified(chain.first))
     SmallChain<Parts, Source::rectified, 0, Ending::rectified>(chain).run();
   else if (chain.first.m > 0)

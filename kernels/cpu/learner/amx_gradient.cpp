@@ -1,4 +1,8 @@
 // The gradient of a layer's weights in AMX, for layers of 64 inputs and outputs.
+//
+// Of a panel of 32 transitions, slopes and inputs are split into 24 KiB, which stay in the L1 cache: two by two blocks of
+// sums take turns, so that after each a pair of blocks is needed no more, and its place is free for the next panel's. The
+// sums come from memory for each panel, which takes less time than reading split factors of all panels again.
 #include "amx_blocks.hpp"
 #include "avx512_turn.hpp"
 
@@ -7,60 +11,93 @@
 namespace pearl::learner::amx {
 namespace {
 
-constexpr std::size_t kWidth = 64, kBlocks = kWidth / kLanes, kPanel = 2 * kLanes, kUnit = 4, kLeastPanels = 2;
+constexpr std::size_t kBlocks = kSquare / kLanes, kUnit = 4;
+constexpr std::size_t kUnits = 2 * kLanes / kUnit;  // of a pair of blocks
 
-template <std::size_t Parts>
-class SquareGradient {
+// `Makes`: the slopes are not in memory.
+template <std::size_t Parts, bool Makes>
+class Gradient {
  public:
-  SquareGradient(const float* slopes, const float* values, std::size_t panels, std::size_t last_columns, float* gradient)
-      : slopes_(slopes), values_(values), panels_(panels), last_columns_(last_columns), gradient_(gradient) {}
+  explicit Gradient(const SquareGradient& gradient)
+      : g_(gradient), left_(memory(2 * kBlocks * kBlock)), right_(left_ + kBlocks * kBlock) {}
 
-  PEARL_AMX_SIMD void run(bool accumulate) {
+  PEARL_AMX_SIMD void run() {
     _tile_loadconfig(&kWholeTiles);
-    left_ = memory(2 * kBlocks * kBlock);
-    right_ = left_ + kBlocks * kBlock;
+    if constexpr (Makes)
+      for (float* sums : sums_) _mm512_store_ps(sums, _mm512_setzero_ps());
     for (std::size_t unit = 0; unit < kUnits; ++unit) {
       split_left(0, 0, unit);
       split_right(0, 0, unit);
     }
-    // Pairs of blocks of one panel at a time are in the L1 cache: each takes the place of one that was used last.
-    for (std::size_t panel = 0; panel < panels_; ++panel) {
+    for (std::size_t panel = 0; panel < g_.panels; ++panel) {
       const std::size_t last = panel % 2 == 0 ? 0 : 2, other = 2 - last, next = panel + 1;
-      const bool adds = accumulate || panel > 0;
+      const bool adds = g_.accumulate || panel > 0;
       multiply_pairs(0, last, adds, Todo::right, panel, other);
       multiply_pairs(0, other, adds, Todo::left, panel, 2);
-      multiply_pairs(2, other, adds, next < panels_ ? Todo::left : Todo::none, next, 0);
-      multiply_pairs(2, last, adds, next < panels_ ? Todo::right : Todo::none, next, other);
+      multiply_pairs(2, other, adds, next < g_.panels ? Todo::left : Todo::none, next, 0);
+      multiply_pairs(2, last, adds, next < g_.panels ? Todo::right : Todo::none, next, other);
     }
     _tile_release();
+    if (Makes && g_.bias != nullptr) add_up();
   }
 
  private:
+  // A pair of blocks of rows of slopes, or of x.
   enum class Todo { none, left, right };
-  static constexpr std::size_t kUnits = 2 * kLanes / kUnit;  // of a pair of blocks
 
-  std::uint16_t* left(std::size_t block) const { return left_ + block * kBlock; }
-  std::uint16_t* right(std::size_t block) const { return right_ + block * kBlock; }
-  bool whole(std::size_t panel) const { return panel + 1 < panels_ || last_columns_ > kLanes; }
+  bool whole(std::size_t panel) const { return panel + 1 < g_.panels || g_.last_columns > kLanes; }
 
-  PEARL_AMX_INLINE void split_left(std::size_t panel, std::size_t block, std::size_t unit) const {
+  // Four rows of a pair, which begins with `block`: transitions i and i + 16 are a pair of steps.
+  PEARL_AMX_INLINE void split_left(std::size_t panel, std::size_t block, std::size_t unit) {
     block += unit / kUnit;
     const std::size_t row = unit % kUnit * kUnit;
-    const __m512 none = _mm512_setzero_ps();
-    const float* from = slopes_ + (panel * kWidth + block * kLanes + row) * kPanel;
-    std::uint16_t* const to = left(block) + row * kDepth;
+    std::uint16_t* const to = left_ + block * kBlock + row * kDepth;
     const bool all = whole(panel);
+    const __m512 none = _mm512_setzero_ps();
+    __m512 even[kUnit], odd[kUnit];
+    if constexpr (Makes)
+      make(panel, block * kLanes + row, all, even, odd);
+    else
+#pragma GCC unroll 4
+      for (std::size_t i = 0; i < kUnit; ++i) {
+        const float* const from = g_.slopes + ((panel * kBlocks + block) * kLanes + row + i) * kPanel;
+        even[i] = _mm512_loadu_ps(from);
+        odd[i] = all ? _mm512_loadu_ps(from + kLanes) : none;
+      }
+#pragma GCC unroll 4
+    for (std::size_t i = 0; i < kUnit; ++i) split<Parts>(even[i], odd[i], to + i * kDepth);
+  }
+  PEARL_AMX_INLINE void make(std::size_t panel, std::size_t row, bool all, __m512* even, __m512* odd) {
+    const Gemm& made = g_.made;
+    const __m512 none = _mm512_setzero_ps();
+    const auto at = static_cast<std::ptrdiff_t>(panel);
+    const float* const gate = made.gate + at * made.c_panel + static_cast<std::ptrdiff_t>(row * kPanel);
+    __mmask16 even_passes[kUnit], odd_passes[kUnit];
+#pragma GCC unroll 4
+    for (std::size_t i = 0; i < kUnit; ++i) {
+      even_passes[i] = _mm512_cmp_ps_mask(_mm512_loadu_ps(gate + i * kPanel), none, _CMP_GT_OQ);
+      odd_passes[i] = all ? _mm512_cmp_ps_mask(_mm512_loadu_ps(gate + i * kPanel + kLanes), none, _CMP_GT_OQ) : 0;
+      even[i] = odd[i] = none;
+    }
+    const float *b = made.b + at * made.b_panel, *a = made.a + row;
+    for (std::size_t k = 0; k < made.depth; ++k, b += kPanel, a += made.a_step) {
+      const __m512 first = _mm512_loadu_ps(b), second = _mm512_loadu_ps(b + kLanes);
+#pragma GCC unroll 4
+      for (std::size_t i = 0; i < kUnit; ++i) {
+        even[i] = _mm512_maskz_fmadd_ps(even_passes[i], first, _mm512_set1_ps(a[i]), even[i]);
+        odd[i] = _mm512_maskz_fmadd_ps(odd_passes[i], second, _mm512_set1_ps(a[i]), odd[i]);
+      }
+    }
 #pragma GCC unroll 4
     for (std::size_t i = 0; i < kUnit; ++i)
-      split<Parts>(_mm512_loadu_ps(from + i * kPanel), all ? _mm512_loadu_ps(from + i * kPanel + kLanes) : none,
-                   to + i * kDepth);
+      _mm512_store_ps(sums_[row + i], _mm512_add_ps(_mm512_load_ps(sums_[row + i]), _mm512_add_ps(even[i], odd[i])));
   }
   PEARL_AMX_INLINE void split_right(std::size_t panel, std::size_t block, std::size_t unit) const {
     block += unit / kUnit;
     const std::size_t row = unit % kUnit * kUnit;
-    const float* from = values_ + (panel * kWidth + block * kLanes) * kPanel + row;
-    std::uint16_t* const to = right(block) + row * kDepth;
-    __m512 even[4], odd[4];
+    const float* const from = g_.x + (panel * kBlocks + block) * kLanes * kPanel + row;
+    std::uint16_t* const to = right_ + block * kBlock + row * kDepth;
+    __m512 even[kUnit], odd[kUnit];
     turn_columns(from, kPanel, even);
     if (whole(panel))
       turn_columns(from + kLanes, kPanel, odd);
@@ -70,14 +107,14 @@ class SquareGradient {
     for (std::size_t i = 0; i < kUnit; ++i) split<Parts, false>(even[i], odd[i], to + i * kDepth);
   }
 
-  // Two by two blocks of sums, while a pair of blocks is split.
+  // Two by two blocks of sums, while a pair is split.
   PEARL_AMX_SIMD __attribute__((noinline)) void multiply_pairs(std::size_t row, std::size_t column, bool adds, Todo todo,
                                                                std::size_t panel, std::size_t pair) {
-    float* const c = gradient_ + row * kLanes * kWidth + column * kLanes;
-    float* const below = c + kLanes * kWidth;
-    constexpr std::size_t kBytes = kWidth * sizeof(float);
-    const std::uint16_t* const lefts[] = {left(row), left(row + 1)};
-    const std::uint16_t* const rights[] = {right(column), right(column + 1)};
+    constexpr std::size_t kBytes = kSquare * sizeof(float);
+    float* const c = g_.weights + row * kLanes * kSquare + column * kLanes;
+    float* const below = c + kLanes * kSquare;
+    const std::uint16_t* const lefts[] = {left_ + row * kBlock, left_ + (row + 1) * kBlock};
+    const std::uint16_t* const rights[] = {right_ + column * kBlock, right_ + (column + 1) * kBlock};
     if (adds) {
       _tile_loadd(0, c, kBytes);
       _tile_loadd(1, c + kLanes, kBytes);
@@ -89,7 +126,7 @@ class SquareGradient {
       _tile_zero(2);
       _tile_zero(3);
     }
-    // The last turn is left out: what is split is multiplied next.
+    // Without a last turn: what is split is multiplied next, and stores are late while tiles are busy.
     constexpr std::size_t kTurns = Parts == 3 ? 5 : 2;
     std::size_t turns = 0;
     const auto meanwhile = [&] PEARL_AMX_SIMD __attribute__((always_inline)) {
@@ -101,7 +138,7 @@ class SquareGradient {
       }
       ++turns;
     };
-    asm volatile("" ::: "memory");
+    finish_stores();
     multiply<Parts, Parts, 2, 2>(lefts, rights, spare_, meanwhile);
     _tile_stored(0, c, kBytes);
     _tile_stored(1, c + kLanes, kBytes);
@@ -109,27 +146,39 @@ class SquareGradient {
     _tile_stored(3, below + kLanes, kBytes);
   }
 
-  const float *slopes_, *values_;
-  const std::size_t panels_, last_columns_;
-  float* gradient_;
-  std::uint16_t *left_ = nullptr, *right_ = nullptr;
+  // The bias's gradient.
+  PEARL_AMX_SIMD void add_up() const {
+    for (std::size_t row = 0; row < kSquare; row += kLanes) {
+      float* const bias = g_.bias + row;
+      __m512 total = g_.accumulate ? _mm512_loadu_ps(bias) : _mm512_setzero_ps();
+      for (std::size_t column = 0; column < kLanes; column += 4) {
+        __m512 turned[4];
+        turn_columns(sums_[row] + column, kLanes, turned);
+        total = _mm512_add_ps(total, _mm512_add_ps(_mm512_add_ps(turned[0], turned[1]), _mm512_add_ps(turned[2], turned[3])));
+      }
+      _mm512_storeu_ps(bias, total);
+    }
+  }
+
+  const SquareGradient& g_;
+  std::uint16_t *const left_, *const right_;
+  alignas(64) float sums_[kSquare][kLanes];
   alignas(64) float spare_[kLanes * kLanes];
 };
 
 }  // namespace
 
 template <std::size_t Parts>
-bool square_gradient(const float* slopes, std::size_t outputs, const float* values, std::size_t inputs,
-                     std::size_t panels, std::size_t last_columns, float* gradient, bool accumulate) {
-  if (outputs != kWidth || inputs != kWidth || panels < kLeastPanels) return false;
-  SquareGradient<Parts>(slopes, values, panels, last_columns, gradient).run(accumulate);
-  return true;
+void square_gradient(const SquareGradient& gradient) {
+  if (gradient.made.m > 0) return Gradient<Parts, true>(gradient).run();
+  Gradient<Parts, false>(gradient).run();
+  if (gradient.bias != nullptr)
+    avx512_learner_kernels()->sum_transitions(gradient.slopes, kSquare, gradient.panels, gradient.bias,
+                                              gradient.accumulate);
 }
 
-template bool square_gradient<2>(const float*, std::size_t, const float*, std::size_t, std::size_t, std::size_t, float*,
-                                 bool);
-template bool square_gradient<3>(const float*, std::size_t, const float*, std::size_t, std::size_t, std::size_t, float*,
-                                 bool);
+template void square_gradient<2>(const SquareGradient&);
+template void square_gradient<3>(const SquareGradient&);
 
 }  // namespace pearl::learner::amx
 

@@ -106,7 +106,7 @@ void DqnLearner::train(DqnWorker& worker, const Batch& batch, std::size_t begin,
     for (std::size_t p = 0; p < panels; ++p)
       differentiate(worker, batch, first + p * panel, p, count_in(p), priorities);
     if (last == end) priorities_written(known);
-    network_.backward(online_, gradients, worker.training, panels, last - first, last_columns, first != begin, false);
+    network_.backward(online_, gradients, worker.training, panels, last - first, last_columns, first != begin, 0);
   }
 }
 

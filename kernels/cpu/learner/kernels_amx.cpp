@@ -246,8 +246,10 @@ void gemm(const Gemm& g) {
 }
 
 template <std::size_t Parts>
-void chain(const Chain& chain) {
-  if (!amx::multiply_chain<Parts>(chain)) chain.one_by_one(gemm<Parts>);
+bool chain(const Chain& chain) {
+  if (amx::multiply_chain<Parts>(chain)) return chain.signs != nullptr;
+  chain.one_by_one(gemm<Parts>);
+  return false;
 }
 
 template <std::size_t Parts>
@@ -258,7 +260,8 @@ LearnerKernels table_of(const char* name) {
   table.of_panels = &panel_convolution_kernels(Parts < kParts);
   table.gemm = gemm<Parts>;
   table.chain = chain<Parts>;
-  table.wide_gradient = square_gradient<Parts>;
+  table.square = kSquare;
+  table.square_gradient = square_gradient<Parts>;
   return table;
 }
 

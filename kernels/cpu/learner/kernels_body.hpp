@@ -224,9 +224,8 @@ void gemm(const Gemm& whole) {
   }
 }
 
-void chain(const Chain& chain) { chain.one_by_one(gemm); }
-
-bool wide_gradient(const float*, std::size_t, const float*, std::size_t, std::size_t, std::size_t, float*, bool) {
+bool chain(const Chain& chain) {
+  chain.one_by_one(gemm);
   return false;
 }
 
@@ -681,6 +680,7 @@ constexpr LearnerKernels table_of(const char* name) {
   return {name,
           kPanel,
           kNarrow,
+          0,
           nullptr,
           nullptr,
           gemm,
@@ -699,7 +699,7 @@ constexpr LearnerKernels table_of(const char* name) {
           to_unit,
           sum_transitions,
           narrow_gradients,
-          wide_gradient,
+          nullptr,
           squash,
           squash_backward,
           layer_norm,

@@ -42,6 +42,7 @@ Workspace::Workspace(const Network& network, std::size_t panels, bool gradients)
     converted_ = AlignedArray<float>(panel * network.input_width_);
   if (!gradients) return;
   gradients_ = AlignedArray<float>(offsets_.back() * panels);
+  signs_.resize(Chain::kSigns * panels);
   rows_ = AlignedArray<float>(padded(network.widest_input_) * panel * panels);
 }
 
@@ -223,13 +224,14 @@ void Network::load(const void* rows, std::size_t count, Workspace& workspace, st
   load_panel(kernels_, floats, input_width_, count, workspace.value(0, panel));
 }
 
-void Network::forward(const float* parameters, Workspace& workspace, std::size_t panels,
-                      std::size_t last_columns) const {
+void Network::forward(const float* parameters, Workspace& workspace, std::size_t panels, std::size_t last_columns,
+                      bool judges) const {
+  workspace.has_signs_ = false;
   for (std::size_t p = 0; p < panels && trunk_; ++p)
     trunk_->forward(parameters, *workspace.images_, p, workspace.value(0, p));
   for (std::size_t i = 0; i < steps_.size();) {
     if (steps_[i].op.kind == OpKind::linear) {
-      i += multiply(i, parameters, workspace, panels, last_columns);
+      i += multiply(i, parameters, workspace, panels, last_columns, judges);
       continue;
     }
     for (std::size_t p = 0; p < panels; ++p)
@@ -239,7 +241,7 @@ void Network::forward(const float* parameters, Workspace& workspace, std::size_t
 }
 
 std::size_t Network::multiply(std::size_t at, const float* parameters, Workspace& workspace, std::size_t panels,
-                              std::size_t last_columns) const {
+                              std::size_t last_columns, bool judges) const {
   const auto follows = [&](std::size_t i) { return i < steps_.size() && steps_[i].follows; };
   const auto of = [&](std::size_t i) { return product(steps_[i], parameters, workspace, panels, last_columns); };
   std::size_t last = at;
@@ -252,8 +254,11 @@ std::size_t Network::multiply(std::size_t at, const float* parameters, Workspace
     if (follows(last + 1) && steps_[last + 1].op.width <= Chain::kMostRows &&
         steps_[last + 1].activation != Activation::relu)
       chain.third = of(++last);
-    chain.keeps = workspace.gradients_.size() > 0;
-    kernels_.chain(chain);
+    // Signs are enough if no other operation takes a result, and no parameter's gradient is asked for.
+    const bool whole = at == 0 && last + 1 == steps_.size() && chain.first.m > 0 && chain.third.m > 0;
+    if (judges && whole && !workspace.signs_.empty()) chain.signs = workspace.signs_.data();
+    chain.keeps_first = chain.keeps_second = workspace.gradients_.size() > 0 && chain.signs == nullptr;
+    workspace.has_signs_ = kernels_.chain(chain);
   }
   const Step& step = steps_[last];
   for (std::size_t p = 0; p < panels && step.activation == Activation::tanh; ++p) {
@@ -358,8 +363,20 @@ void Network::compute(const Step& step, const float* parameters, Workspace& work
   }
 }
 
-void Network::weights_gradient(const Step& step, float* gradients, Workspace& workspace, std::size_t panels,
-                               std::size_t count, std::size_t last_columns, bool accumulate) const {
+bool Network::is_square(std::size_t at, std::size_t panels) const {
+  const Step& step = steps_[at];
+  return step.op.width == kernels_.square && widths_[step.in[0]] == kernels_.square && panels > 1;
+}
+
+bool Network::makes_slopes(std::size_t at, std::size_t panels) const {
+  if (!is_square(at, panels) || at + 1 == steps_.size()) return false;
+  const Step& next = steps_[at + 1];
+  return next.follows && !next.adds[0] && next.op.width <= Chain::kMostTerms;
+}
+
+void Network::weights_gradient(std::size_t at, const float* parameters, float* gradients, Workspace& workspace,
+                               std::size_t panels, std::size_t count, std::size_t last_columns, bool accumulate) const {
+  const Step& step = steps_[at];
   const Op& op = step.op;
   const std::size_t size = kernels_.panel, in = widths_[step.in[0]], row = padded(in);
   float* const bias = op.bias == kNone ? nullptr : gradients + op.bias;
@@ -368,8 +385,16 @@ void Network::weights_gradient(const Step& step, float* gradients, Workspace& wo
                               last_columns, gradients + op.weight, bias, accumulate);
     return;
   }
-  if (bias != nullptr) kernels_.sum_transitions(workspace.gradient(step.out, 0), op.width, panels, bias, accumulate);
   float* const weights = gradients + op.weight;
+  if (is_square(at, panels)) {
+    SquareGradient square{in, panels, last_columns, workspace.gradient(step.out, 0), workspace.value(step.in[0], 0),
+                          {}, weights, bias,         accumulate};
+    if (makes_slopes(at, panels))
+      square.made = input_gradient(steps_[at + 1], parameters, workspace, panels, last_columns, 0);
+    kernels_.square_gradient(square);
+    return;
+  }
+  if (bias != nullptr) kernels_.sum_transitions(workspace.gradient(step.out, 0), op.width, panels, bias, accumulate);
   if (op.width <= kernels_.narrow) {
     // Few outputs: the same with inputs and slopes exchanged.
     float* const found = workspace.rows_.data();
@@ -380,9 +405,6 @@ void Network::weights_gradient(const Step& step, float* gradients, Workspace& wo
         weights[o * in + i] = (accumulate ? weights[o * in + i] : 0.0f) + found[i * op.width + o];
     return;
   }
-  if (kernels_.wide_gradient(workspace.gradient(step.out, 0), op.width, workspace.value(step.in[0], 0), in, panels,
-                             last_columns, weights, accumulate))
-    return;
   for (std::size_t p = 0; p < panels; ++p)
     kernels_.transpose(workspace.value(step.in[0], p), in, size, size, workspace.rows_.data() + p * size * row, row);
   const auto stride = static_cast<std::ptrdiff_t>(size);
@@ -405,9 +427,11 @@ void Network::weights_gradient(const Step& step, float* gradients, Workspace& wo
 }
 
 std::size_t Network::inputs_gradients(std::size_t at, const float* parameters, Workspace& workspace, std::size_t panels,
-                                      std::size_t last_columns, bool keeps, bool of_input) const {
-  const auto wanted = [&](std::size_t i) { return steps_[i].in[0] != 0 || of_input; };
-  const auto of = [&](std::size_t i) { return input_gradient(steps_[i], parameters, workspace, panels, last_columns); };
+                                      std::size_t last_columns, bool keeps, std::size_t inputs) const {
+  const auto wanted = [&](std::size_t i) { return steps_[i].in[0] != 0 || inputs > 0; };
+  const auto of = [&](std::size_t i) {
+    return input_gradient(steps_[i], parameters, workspace, panels, last_columns, inputs);
+  };
   if (!wanted(at)) return 1;
   std::size_t last = at;
   if (!steps_[at].follows || steps_[at].adds[0] || !wanted(at - 1)) {
@@ -419,24 +443,32 @@ std::size_t Network::inputs_gradients(std::size_t at, const float* parameters, W
   chain.second = of(last);
   // A result that other operations add to is no plain sum.
   if (steps_[last].follows && !steps_[last].adds[0] && wanted(last - 1) && !steps_[last - 1].gates_input &&
-      !steps_[last - 1].adds[0] && widths_[steps_[last - 1].in[0]] <= Chain::kMostRows)
-    chain.third = of(--last);
-  chain.keeps = keeps;
-  kernels_.chain(chain);
+      !steps_[last - 1].adds[0]) {
+    const Gemm third = of(last - 1);
+    if (third.m <= Chain::kMostRows) {
+      chain.third = third;
+      --last;
+    }
+  }
+  chain.keeps_first = keeps && !makes_slopes(at - 1, panels);
+  chain.keeps_second = keeps;
+  if (workspace.has_signs_) chain.signs = workspace.signs_.data();
+  if (kernels_.chain(chain) != workspace.has_signs_ || (keeps && workspace.has_signs_))
+    throw LearnerError("A backward pass needs values of which its forward pass has left the signs alone.");
   return at + 1 - last;
 }
 
 Gemm Network::input_gradient(const Step& step, const float* parameters, Workspace& workspace, std::size_t panels,
-                             std::size_t last_columns) const {
-  const std::size_t in = widths_[step.in[0]];
+                             std::size_t last_columns, std::size_t inputs) const {
+  const std::size_t in = widths_[step.in[0]], first = step.in[0] == 0 ? in - inputs : 0;
   Gemm gemm{};
-  gemm.a = parameters + step.op.weight;
+  gemm.a = parameters + step.op.weight + first;
   gemm.a_row = 1;
   gemm.a_step = static_cast<std::ptrdiff_t>(in);
   gemm.b = workspace.gradient(step.out, 0);
   gemm.b_step = gemm.c_row = static_cast<std::ptrdiff_t>(kernels_.panel);
-  gemm.c = workspace.gradient(step.in[0], 0);
-  gemm.m = in;
+  gemm.c = workspace.gradient(step.in[0], 0) + first * kernels_.panel;
+  gemm.m = in - first;
   gemm.depth = gemm.segment = step.op.width;
   gemm.accumulate = step.adds[0];
   gemm.gate = step.gates_input ? workspace.value(step.in[0], 0) : nullptr;
@@ -445,10 +477,11 @@ Gemm Network::input_gradient(const Step& step, const float* parameters, Workspac
 }
 
 void Network::backward(const float* parameters, float* gradients, Workspace& workspace, std::size_t panels,
-                       std::size_t count, std::size_t last_columns, bool accumulate, bool of_input) const {
+                       std::size_t count, std::size_t last_columns, bool accumulate, std::size_t inputs) const {
   const std::size_t size = kernels_.panel;
   const bool of_trunk = trunk_ && gradients != nullptr;
-  of_input = of_input || of_trunk;
+  if (of_trunk) inputs = widths_[0];
+  const bool of_input = inputs > 0;
   std::size_t passed = steps_.size();  // from here on, the inputs' gradients of linear operations are there
   for (std::size_t i = steps_.size(); i-- > 0;) {
     const Step* const step = &steps_[i];
@@ -518,8 +551,9 @@ void Network::backward(const float* parameters, float* gradients, Workspace& wor
     }
     if (op.kind != OpKind::linear) continue;
     if (i < passed)
-      passed = i + 1 - inputs_gradients(i, parameters, workspace, panels, last_columns, gradients != nullptr, of_input);
-    if (gradients != nullptr) weights_gradient(*step, gradients, workspace, panels, count, last_columns, adds_weights);
+      passed = i + 1 - inputs_gradients(i, parameters, workspace, panels, last_columns, gradients != nullptr, inputs);
+    if (gradients != nullptr)
+      weights_gradient(i, parameters, gradients, workspace, panels, count, last_columns, adds_weights);
   }
   if (of_trunk)
     trunk_->backward(parameters, gradients, *workspace.images_, panels, accumulate,

@@ -165,8 +165,8 @@ void PpoLearner::compute_gradients(PpoWorker& worker, const Minibatch& batch, st
     value.forward(weights_, worker.value, panels, last_columns);
     for (std::size_t p = 0; p < panels; ++p) differentiate(worker, batch, first + p * panel, p, count_in(p));
     const bool accumulate = shared_ || first != begin;
-    value.backward(weights_, gradients, worker.value, panels, last - first, last_columns, accumulate, false);
-    policy.backward(weights_, gradients, worker.policy, panels, last - first, last_columns, accumulate, false);
+    value.backward(weights_, gradients, worker.value, panels, last - first, last_columns, accumulate, 0);
+    policy.backward(weights_, gradients, worker.policy, panels, last - first, last_columns, accumulate, 0);
   }
   for (std::size_t j = 0; j < worker.log_std_slope.size(); ++j)
     gradients[static_cast<std::size_t>(networks_.distribution.log_std) + j] =

@@ -140,12 +140,14 @@ void test_chain() {
               if (!last_of_all && kind == 1) g.gate = gates.data() + bias * width * panel * most;
               return g;
             };
-            const auto run = [&](bool whole, bool keeps, Floats& hidden, Floats& result, Floats& end) {
+            const auto run = [&](bool whole, bool keeps, Floats& hidden, Floats& result, Floats& end,
+                                 std::uint16_t* signs = nullptr) {
               hidden.assign(width * panel * most, 0.5f);
               result.assign(width * panel * most, 0.5f);
               end.assign((ends + 1) * panel * most, 0.5f);
               Chain chain{};
-              chain.keeps = keeps;
+              chain.keeps_first = chain.keeps_second = keeps;
+              chain.signs = signs;
               if (kind == 2)
                 std::copy_n(random_floats(hidden.size(), 7).data(), hidden.size(), hidden.data());
               else
@@ -154,6 +156,7 @@ void test_chain() {
               if (ends > 0) chain.third = product(third, ends, width, result.data(), end.data(), 2, true);
               if (whole) return kernels.chain(chain);
               chain.one_by_one(kernels.gemm);
+              return false;
             };
             Floats expected[3], found[3], free[3];
             run(false, true, expected[0], expected[1], expected[2]);
@@ -165,7 +168,140 @@ void test_chain() {
                 if (k == (ends > 0 ? 2 : 1))
                   CHECK(std::fabs(static_cast<double>(free[k][i] - expected[k][i])) < tolerance);
               }
+            if (kind == 2 || ends == 0) continue;
+            // Signs instead of results, or of gates.
+            std::vector<std::uint16_t> signs(Chain::kSigns * most);
+            const Floats *above[] = {&expected[0], &expected[1]}, of_gates[] = {
+                Floats(gates.begin() + static_cast<std::ptrdiff_t>(width * panel * most), gates.end()),
+                Floats(gates.begin(), gates.begin() + static_cast<std::ptrdiff_t>(width * panel * most))};
+            if (kind == 1) above[0] = &of_gates[0], above[1] = &of_gates[1];
+            const auto is_above = [&](std::size_t of, std::size_t p, std::size_t f, std::size_t c) {
+              return (*above[of])[(p * width + f) * panel + c] > 0.0f;
+            };
+            const auto each_sign = [&](const auto& visit) {
+              for (std::size_t p = 0; p < panels; ++p)
+                for (std::size_t c = 0; c < (p + 1 == panels ? last : panel); ++c)
+                  for (std::size_t of = 0; of < 2; ++of)
+                    for (std::size_t f = 0; f < width; ++f)
+                      visit(signs[p * Chain::kSigns + c / 16 * (Chain::kSigns / 2) + of * width + f], c % 16,
+                            is_above(of, p, f, c));
+            };
+            if (width == 64 && kind == 1)
+              each_sign([](std::uint16_t& sign, std::size_t bit, bool passes) {
+                if (passes) sign = static_cast<std::uint16_t>(sign | 1u << bit);
+              });
+            const bool of_signs = run(true, false, free[0], free[1], free[2], signs.data());
+            for (std::size_t i = 0; i < expected[2].size(); ++i)
+              CHECK(std::fabs(static_cast<double>(free[2][i] - expected[2][i])) < tolerance);
+            if (of_signs && kind == 0) {
+              std::size_t others = 0;  // numbers next to 0, which rounding may move to its other side
+              each_sign([&](std::uint16_t sign, std::size_t bit, bool passes) { others += (sign >> bit & 1) != passes; });
+              CHECK(others < 5);
+            }
           }
+}
+
+// Against sums in double: with slopes in memory, and with slopes that a product would give.
+void test_square_gradient() {
+  const LearnerKernels& kernels = learner_kernels();
+  if (kernels.square == 0) return;
+  const std::size_t panel = kernels.panel, width = kernels.square;
+  const auto stride = static_cast<std::ptrdiff_t>(panel);
+  const double tolerance = std::string(kernels.name) == "amx, high" ? 1e-3 : 1e-4;
+  for (const std::size_t panels : {2u, 3u, 4u, 5u})
+    for (const std::size_t terms : {0u, 1u, 2u, 7u, 16u})
+      for (const bool accumulate : {false, true})
+        for (const bool half : {false, true}) {
+          const std::size_t last = half ? panel / 2 : panel, floats = width * panel * panels;
+          // What is in columns that do not count must not matter.
+          const float none = std::numeric_limits<float>::quiet_NaN();
+          const auto filled = [&](std::size_t rows, unsigned seed, float rest) {
+            Floats values = random_floats(rows * panel * panels, seed);
+            for (std::size_t i = 0; i < rows && half; ++i)
+              std::fill_n(values.data() + ((panels - 1) * rows + i) * panel + last, panel - last, rest);
+            return values;
+          };
+          const Floats x = filled(width, 1, none), gate = filled(width, 2, none), dy = filled(terms + 1, 3, none);
+          const Floats a = random_floats((terms + 1) * width, 4, 0.3f), before = random_floats(width * (width + 1), 5);
+          Floats slopes = filled(width, 6, 0.0f), weights = before;
+          Gemm made{};
+          if (terms > 0) {
+            made.a = a.data();
+            made.a_row = 1;
+            made.a_step = static_cast<std::ptrdiff_t>(width);
+            made.b = dy.data();
+            made.b_step = made.c_row = stride;
+            made.c = slopes.data();
+            made.m = width;
+            made.depth = made.segment = terms;
+            made.gate = gate.data();
+            made.n = panel;
+            made.panels = panels;
+            made.last_n = last;
+            made.b_panel = static_cast<std::ptrdiff_t>(terms) * stride;
+            made.c_panel = static_cast<std::ptrdiff_t>(width) * stride;
+            kernels.gemm(made);
+          }
+          const Floats exact = slopes;
+          if (terms > 0) slopes.assign(floats, none);
+          float* const bias = weights.data() + width * width;
+          kernels.square_gradient({width, panels, last, slopes.data(), x.data(), made, weights.data(), bias, accumulate});
+          for (std::size_t o = 0; o < width; ++o)
+            for (std::size_t i = 0; i <= width; ++i) {
+              double sum = 0.0;
+              for (std::size_t p = 0; p < panels; ++p)
+                for (std::size_t c = 0; c < (p + 1 == panels ? last : panel); ++c)
+                  sum += static_cast<double>(exact[(p * width + o) * panel + c]) *
+                         (i < width ? static_cast<double>(x[(p * width + i) * panel + c]) : 1.0);
+              const std::size_t at = i < width ? o * width + i : width * width + o;
+              if (accumulate) sum += static_cast<double>(before[at]);
+              CHECK(std::fabs(sum - static_cast<double>(weights[at])) < tolerance);
+            }
+        }
+}
+
+// A network that judges: the gradients of its last inputs are those of a pass that keeps everything.
+void test_judging() {
+  for (const std::size_t outputs : {1u, 3u})
+    for (const std::size_t hidden : {1u, 2u, 3u}) {
+      constexpr std::size_t inputs = 6, width = 64;
+      std::vector<Op> ops;
+      std::size_t parameters = 0, from = inputs;
+      for (std::size_t layer = 0; layer <= hidden; ++layer) {
+        const std::size_t to = layer < hidden ? width : outputs;
+        const auto value = static_cast<std::ptrdiff_t>(ops.size()), weight = static_cast<std::ptrdiff_t>(parameters);
+        ops.push_back(
+            {OpKind::linear, {value, kNone}, to, weight, weight + static_cast<std::ptrdiff_t>(to * from)});
+        if (layer < hidden) ops.push_back({OpKind::relu, {value + 1, kNone}, to});
+        parameters += to * (from + 1);
+        from = to;
+      }
+      const Network network(inputs, ops, parameters);
+      const std::size_t panel = network.kernels().panel, rows = 3 * panel + 5, panels = 4;
+      const std::size_t last_columns = network.last_columns(rows, rows);
+      const Floats weights = random_floats(parameters, 1, 0.3f), x = random_floats(rows * inputs, 2);
+      const Floats slopes = random_floats(rows * outputs, 3);
+      Workspace kept(network, panels, true), judging(network, panels, true);
+      for (Workspace* workspace : {&kept, &judging}) {
+        for (std::size_t p = 0; p < panels; ++p) {
+          const std::size_t count = std::min(panel, rows - p * panel);
+          network.load(x.data() + p * panel * inputs, count, *workspace, p);
+          network.kernels().transpose(slopes.data() + p * panel * outputs, count, outputs, outputs,
+                                      workspace->gradient(network.output(), p), panel);
+        }
+        const bool judges = workspace == &judging;
+        network.forward(weights.data(), *workspace, panels, last_columns, judges);
+        Floats gradients(judges ? 0 : parameters);
+        network.backward(weights.data(), judges ? nullptr : gradients.data(), *workspace, panels, rows, last_columns,
+                         false, judges ? 2 : inputs);
+      }
+      for (std::size_t p = 0; p < panels; ++p)
+        for (std::size_t c = 0; c < std::min(panel, rows - p * panel); ++c) {
+          for (std::size_t f = inputs - 2; f < inputs; ++f)
+            CHECK(std::fabs(kept.gradient(0, p)[f * panel + c] - judging.gradient(0, p)[f * panel + c]) < 1e-5f);
+          CHECK(kept.value(network.output(), p)[c] == judging.value(network.output(), p)[c]);
+        }
+    }
 }
 
 void test_narrow_gradients() {
@@ -348,7 +484,7 @@ void test_gradients() {
                                   Example::kActions, workspace.gradient(network.output(), p), panel);
     }
     network.forward(parameters.data(), workspace, panels, last_columns);
-    network.backward(parameters.data(), gradients.data(), workspace, panels, rows, last_columns, false, true);
+    network.backward(parameters.data(), gradients.data(), workspace, panels, rows, last_columns, false, Example::kInputs);
 
     std::vector<double> exact(parameters.begin(), parameters.end());
     const auto total = [&] {
@@ -482,7 +618,7 @@ void test_gradients_of_images() {
               found += static_cast<double>(slopes[(first + c) * ImageExample::kOutputs + f]) *
                        static_cast<double>(workspace.value(network.output(), p)[f * panel + c]);
         }
-        network.backward(parameters.data(), gradients.data(), workspace, panels, rows, last_columns, accumulates, false);
+        network.backward(parameters.data(), gradients.data(), workspace, panels, rows, last_columns, accumulates, 0);
       }
       std::vector<double> exact(parameters.begin(), parameters.end());
       const auto total = [&] {
@@ -564,7 +700,7 @@ struct OfImages {
     for (std::size_t p = 0; p < panels; ++p)
       network.kernels().transpose(slopes.data() + p * panel * outputs, std::min(panel, rows - p * panel), outputs,
                                   outputs, kept.gradient(network.output(), p), panel);
-    network.backward(parameters.data(), gradients.data(), kept, panels, rows, last_columns, false, false);
+    network.backward(parameters.data(), gradients.data(), kept, panels, rows, last_columns, false, 0);
   }
 
   Floats values, gradients;
@@ -990,6 +1126,8 @@ int main() {
     test_gemm();
     test_chain();
     test_narrow_gradients();
+    test_square_gradient();
+    test_judging();
     test_squash();
     test_adam();
     test_gradients();

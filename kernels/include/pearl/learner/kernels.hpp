@@ -34,13 +34,17 @@ struct Gemm {
 };
 
 // Up to three products of which each takes the result of the one before as b. `first` and `third` are absent if their m
-// is 0; the third's result is a plain sum, with a bias or without. A result that another product takes is only stored with
-// `keeps`, or where a kernel needs its memory.
+// is 0; the third's result is a plain sum, with a bias or without. A result that another product takes is only stored if
+// it is kept, or where a kernel needs its memory.
 struct Chain {
   // Worth a chain: a first product of so few terms of each number, a third of so few rows.
   static constexpr std::size_t kMostTerms = 16, kMostRows = 8;
+  static constexpr std::size_t kSigns = 256;  // of each panel
   Gemm first, second, third;
-  bool keeps;
+  bool keeps_first, keeps_second;
+  // Unless null, of the results of the first and second product only the signs are needed later. A forward pass may leave
+  // them here instead of the results, and a backward pass then takes them instead of gates.
+  std::uint16_t* signs = nullptr;
 
   // The products that there are, in their order.
   template <class Multiply>
@@ -48,6 +52,17 @@ struct Chain {
     for (const Gemm* product : {&first, &second, &third})
       if (product->m > 0) multiply(*product);
   }
+};
+
+// The gradients of a linear layer as wide as its inputs: weights(o, i) = [weights(o, i)] + sum of slopes(o) * x(i), and,
+// unless bias is null, bias(o) = [bias(o)] + sum of slopes(o), over the transitions of panels; all of each, but
+// `last_columns` of the last one.
+struct SquareGradient {
+  std::size_t width, panels, last_columns;
+  const float *slopes, *x;
+  Gemm made;  // unless its m is 0, the slopes are what this product with a gate would give, and are not in memory
+  float *weights, *bias;
+  bool accumulate;
 };
 
 struct AdamStep {
@@ -94,12 +109,14 @@ struct LearnerKernels {
   const char* name;
   std::size_t panel;
   std::size_t narrow;                        // inputs of a layer for which narrow_gradients is faster than gemm
+  std::size_t square;                        // inputs and outputs of a layer for square_gradient; 0 without AMX
   const ByteConvolutionKernels* of_bytes;    // null without AMX
   const PanelConvolutionKernels* of_panels;  // the same
 
   // Any n; does not touch rows of c and b beyond n.
   void (*gemm)(const Gemm& gemm);
-  void (*chain)(const Chain& chain);
+  // Returns whether `signs` were stored, or taken.
+  bool (*chain)(const Chain& chain);
   // destination(j, i) = source(i, j), i < rows, j < columns.
   void (*transpose)(const float* source, std::size_t rows, std::size_t columns, std::size_t source_row,
                     float* destination, std::size_t destination_row);
@@ -134,9 +151,8 @@ struct LearnerKernels {
   // `last_columns` of the last one. Returns for `inputs` up to `narrow`.
   void (*narrow_gradients)(const float* dy, std::size_t outputs, const float* x, std::size_t inputs, std::size_t panels,
                            std::size_t last_columns, float* weights, float* bias, bool accumulate);
-  // The weights' part of it for wide layers. Returns false, and does nothing, where transposing x and gemm are faster.
-  bool (*wide_gradient)(const float* dy, std::size_t outputs, const float* x, std::size_t inputs, std::size_t panels,
-                        std::size_t last_columns, float* weights, bool accumulate);
+  // Of layers `square` wide; null without AMX.
+  void (*square_gradient)(const SquareGradient& gradient);
   // One action of a panel's first `columns` transitions, a multiple of half a panel: x = mean + exp(log_std) * noise,
   // unit = tanh(x), log_prob -= what makes it the log density of unit.
   void (*squash)(const Squash& squash, const float* mean, const float* log_std, const float* noise, std::size_t columns,

@@ -48,6 +48,8 @@ class Workspace {
   std::vector<std::size_t> offsets_;  // of each value, in floats of one panel
   AlignedArray<float> values_, gradients_, statistics_, rows_, masks_;
   AlignedArray<float> converted_;  // a panel's inputs, of bytes
+  std::vector<std::uint16_t> signs_;
+  bool has_signs_ = false;  // instead of the values between two linear operations
   std::optional<ImageWorkspace> images_;
 };
 
@@ -77,13 +79,16 @@ class Network {
   // Loads transitions `rows` (count, input_width), floats or bytes, into a panel and zeroes its other transitions. A
   // network of images reads them later, in forward() and backward().
   void load(const void* rows, std::size_t count, Workspace& workspace, std::size_t panel) const;
-  // Computes panels 0..panels-1: all of each, but `last_columns` of the last one, half or all of it.
-  void forward(const float* parameters, Workspace& workspace, std::size_t panels, std::size_t last_columns) const;
+  // Computes panels 0..panels-1: all of each, but `last_columns` of the last one, half or all of it. `judges`: backward()
+  // will be called without gradients of parameters.
+  void forward(const float* parameters, Workspace& workspace, std::size_t panels, std::size_t last_columns,
+               bool judges = false) const;
   // Starts from gradient(output()) of panels 0..panels-1, which hold `count` transitions, then zeros. `gradients` may be
-  // null; with `accumulate` they are added to. With `of_input`, which only a network that takes vectors can, the input's
-  // gradient is left in gradient(0). `last_columns` of the last panel are computed, all of the others.
+  // null; with `accumulate` they are added to. The gradients of the last `inputs` features of the input are left in
+  // gradient(0), which only a network that takes vectors can. `last_columns` of the last panel are computed, all of the
+  // others.
   void backward(const float* parameters, float* gradients, Workspace& workspace, std::size_t panels, std::size_t count,
-                std::size_t last_columns, bool accumulate, bool of_input) const;
+                std::size_t last_columns, bool accumulate, std::size_t inputs) const;
   // The `columns` argument for a batch of `count` transitions.
   std::size_t columns(std::size_t count) const {
     return count <= kernels_.panel / 2 ? kernels_.panel / 2 : kernels_.panel;
@@ -122,20 +127,25 @@ class Network {
   void plan(const std::vector<Op>& ops);
   // Computes the linear operation `at` and those that follow it in a chain of products. Returns how many.
   std::size_t multiply(std::size_t at, const float* parameters, Workspace& workspace, std::size_t panels,
-                       std::size_t last_columns) const;
+                       std::size_t last_columns, bool judges) const;
   Gemm product(const Step& step, const float* parameters, Workspace& workspace, std::size_t panels,
                std::size_t last_columns) const;
   void compute(const Step& step, const float* parameters, Workspace& workspace, std::size_t panel,
                std::size_t columns) const;
   void set_panels(Gemm& gemm, std::size_t from, std::size_t to, std::size_t panels, std::size_t last_columns) const;
   void tanh_of(const float* x, float* y, std::size_t width, std::size_t columns) const;
-  void weights_gradient(const Step& step, float* gradients, Workspace& workspace, std::size_t panels, std::size_t count,
-                        std::size_t last_columns, bool accumulate) const;
+  // Whether square_gradient takes the weights' gradient of step `at`.
+  bool is_square(std::size_t at, std::size_t panels) const;
+  // Whether it also makes the slopes: those that the next step alone gives, with few outputs.
+  bool makes_slopes(std::size_t at, std::size_t panels) const;
+  void weights_gradient(std::size_t at, const float* parameters, float* gradients, Workspace& workspace,
+                        std::size_t panels, std::size_t count, std::size_t last_columns, bool accumulate) const;
   // The gradients of the inputs of the linear operation `at` and of those that it follows. Returns of how many.
   std::size_t inputs_gradients(std::size_t at, const float* parameters, Workspace& workspace, std::size_t panels,
-                               std::size_t last_columns, bool keeps, bool of_input) const;
+                               std::size_t last_columns, bool keeps, std::size_t inputs) const;
+  // Of an operation that takes the network's input, the gradients of its last `inputs` features.
   Gemm input_gradient(const Step& step, const float* parameters, Workspace& workspace, std::size_t panels,
-                      std::size_t last_columns) const;
+                      std::size_t last_columns, std::size_t inputs) const;
 
   const LearnerKernels& kernels_;
   std::size_t input_width_, parameters_;
