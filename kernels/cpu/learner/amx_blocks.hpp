@@ -155,6 +155,14 @@ void square_gradient(const SquareGradient& gradient);
 // One thread's memory for split factors: grows to what the largest product needs.
 std::uint16_t* memory(std::size_t numbers);
 
+// The same as a T that begins with a page.
+template <class T>
+T& pages() {
+  constexpr std::size_t kBytes = 4096;
+  const auto address = reinterpret_cast<std::uintptr_t>(memory((sizeof(T) + kBytes) / sizeof(std::uint16_t)));
+  return *reinterpret_cast<T*>((address + kBytes - 1) / kBytes * kBytes);
+}
+
 }  // namespace pearl::learner::amx
 
 #endif

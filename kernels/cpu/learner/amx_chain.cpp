@@ -44,7 +44,7 @@ struct Place {
 // What the L1 cache holds. A load waits for a store shortly before it if the last 12 bits of their addresses agree, and a
 // tile's load for long, as stores are late when tiles are busy. So of each page, what is stored meanwhile has one quarter
 // for itself.
-struct alignas(4096) Held {
+struct Held {
   using Tile = std::uint16_t[kTileNumbers];
   // A quarter for what is stored, and for each part of the second product's a.
   struct Page {
@@ -77,7 +77,7 @@ class SmallChain {
         keeps_second_(chain.keeps_second),
         signs_(chain.signs),
         first_tiles_((3 * first_.depth + 2 + kLanes - 1) / kLanes),
-        held_(aligned_memory()) {}
+        held_(pages<Held>()) {}
 
   PEARL_AMX_SIMD void run() {
     _tile_loadconfig(&kWholeTiles);
@@ -146,11 +146,6 @@ class SmallChain {
   }
 
  private:
-  static Held& aligned_memory() {
-    std::uint16_t* const place = memory((sizeof(Held) + alignof(Held)) / sizeof(std::uint16_t));
-    const auto address = reinterpret_cast<std::uintptr_t>(place), over = address % alignof(Held);
-    return *reinterpret_cast<Held*>(address + (over == 0 ? 0 : alignof(Held) - over));
-  }
   // Of a row of the first product's result, or, behind these, of the second's, for a block of columns.
   std::uint16_t* signs(const Place& at, std::size_t row) const {
     const auto block = static_cast<std::size_t>(2 * at.panel + (at.column != 0 ? 1 : 0));

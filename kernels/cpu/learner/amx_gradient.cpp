@@ -14,12 +14,23 @@ namespace {
 constexpr std::size_t kBlocks = kSquare / kLanes, kUnit = 4;
 constexpr std::size_t kUnits = 2 * kLanes / kUnit;  // of a pair of blocks
 
+// A load waits for a store shortly before it if the last 12 bits of their addresses agree, and a tile's load for long, as
+// stores are late while tiles are busy. So each pair of blocks has its own quarter of pages: one is stored while two
+// others are loaded.
+struct Held {
+  using Tile = std::uint16_t[kTileNumbers];
+  Tile parts[2 * kParts][4];  // of a pair's blocks; of left pairs 0 and 1, and of right ones
+
+  std::uint16_t* left(std::size_t block) { return parts[block % 2 * kParts][block / 2]; }
+  std::uint16_t* right(std::size_t block) { return parts[block % 2 * kParts][2 + block / 2]; }
+};
+constexpr std::size_t kApart = 4 * kTileNumbers;  // from part to part of a block
+
 // `Makes`: the slopes are not in memory.
 template <std::size_t Parts, bool Makes>
 class Gradient {
  public:
-  explicit Gradient(const SquareGradient& gradient)
-      : g_(gradient), left_(memory(2 * kBlocks * kBlock)), right_(left_ + kBlocks * kBlock) {}
+  explicit Gradient(const SquareGradient& gradient) : g_(gradient), held_(pages<Held>()) {}
 
   PEARL_AMX_SIMD void run() {
     _tile_loadconfig(&kWholeTiles);
@@ -29,21 +40,27 @@ class Gradient {
       split_left(0, 0, unit);
       split_right(0, 0, unit);
     }
+    load_first(0, 0);
     for (std::size_t panel = 0; panel < g_.panels; ++panel) {
       const std::size_t last = panel % 2 == 0 ? 0 : 2, other = 2 - last, next = panel + 1;
       const bool adds = g_.accumulate || panel > 0;
-      multiply_pairs(0, last, adds, Todo::right, panel, other);
-      multiply_pairs(0, other, adds, Todo::left, panel, 2);
-      multiply_pairs(2, other, adds, next < g_.panels ? Todo::left : Todo::none, next, 0);
-      multiply_pairs(2, last, adds, next < g_.panels ? Todo::right : Todo::none, next, other);
+      const typename Task::Of of_left = next < g_.panels ? Task::left : Task::none;
+      const typename Task::Of of_right = next < g_.panels ? Task::right : Task::none;
+      multiply_pairs(0, last, adds, {Task::right, panel, other}, 0, other);
+      multiply_pairs(0, other, adds, {Task::left, panel, 2}, 2, other);
+      multiply_pairs(2, other, adds, {of_left, next, 0}, 2, last);
+      multiply_pairs(2, last, adds, {of_right, next, other}, 0, other);
     }
     _tile_release();
     if (Makes && g_.bias != nullptr) add_up();
   }
 
  private:
-  // A pair of blocks of rows of slopes, or of x.
-  enum class Todo { none, left, right };
+  // What is split next: a pair of blocks of a panel, of rows of slopes or of x.
+  struct Task {
+    enum Of { none, left, right } of;
+    std::size_t panel, block;
+  };
 
   bool whole(std::size_t panel) const { return panel + 1 < g_.panels || g_.last_columns > kLanes; }
 
@@ -51,7 +68,7 @@ class Gradient {
   PEARL_AMX_INLINE void split_left(std::size_t panel, std::size_t block, std::size_t unit) {
     block += unit / kUnit;
     const std::size_t row = unit % kUnit * kUnit;
-    std::uint16_t* const to = left_ + block * kBlock + row * kDepth;
+    std::uint16_t* const to = held_.left(block) + row * kDepth;
     const bool all = whole(panel);
     const __m512 none = _mm512_setzero_ps();
     __m512 even[kUnit], odd[kUnit];
@@ -65,7 +82,7 @@ class Gradient {
         odd[i] = all ? _mm512_loadu_ps(from + kLanes) : none;
       }
 #pragma GCC unroll 4
-    for (std::size_t i = 0; i < kUnit; ++i) split<Parts>(even[i], odd[i], to + i * kDepth);
+    for (std::size_t i = 0; i < kUnit; ++i) split<Parts, true, kApart>(even[i], odd[i], to + i * kDepth);
   }
   PEARL_AMX_INLINE void make(std::size_t panel, std::size_t row, bool all, __m512* even, __m512* odd) {
     const Gemm& made = g_.made;
@@ -96,7 +113,7 @@ class Gradient {
     block += unit / kUnit;
     const std::size_t row = unit % kUnit * kUnit;
     const float* const from = g_.x + (panel * kBlocks + block) * kLanes * kPanel + row;
-    std::uint16_t* const to = right_ + block * kBlock + row * kDepth;
+    std::uint16_t* const to = held_.right(block) + row * kDepth;
     __m512 even[kUnit], odd[kUnit];
     turn_columns(from, kPanel, even);
     if (whole(panel))
@@ -104,17 +121,16 @@ class Gradient {
     else
       odd[0] = odd[1] = odd[2] = odd[3] = _mm512_setzero_ps();
 #pragma GCC unroll 4
-    for (std::size_t i = 0; i < kUnit; ++i) split<Parts, false>(even[i], odd[i], to + i * kDepth);
+    for (std::size_t i = 0; i < kUnit; ++i) split<Parts, false, kApart>(even[i], odd[i], to + i * kDepth);
   }
 
-  // Two by two blocks of sums, while a pair is split.
-  PEARL_AMX_SIMD __attribute__((noinline)) void multiply_pairs(std::size_t row, std::size_t column, bool adds, Todo todo,
-                                                               std::size_t panel, std::size_t pair) {
+  // Two by two blocks of sums, while a pair is split. The first parts are loaded already.
+  PEARL_AMX_SIMD __attribute__((noinline)) void multiply_pairs(std::size_t row, std::size_t column, bool adds,
+                                                               const Task& task, std::size_t next_row,
+                                                               std::size_t next_column) {
     constexpr std::size_t kBytes = kSquare * sizeof(float);
     float* const c = g_.weights + row * kLanes * kSquare + column * kLanes;
     float* const below = c + kLanes * kSquare;
-    const std::uint16_t* const lefts[] = {left_ + row * kBlock, left_ + (row + 1) * kBlock};
-    const std::uint16_t* const rights[] = {right_ + column * kBlock, right_ + (column + 1) * kBlock};
     if (adds) {
       _tile_loadd(0, c, kBytes);
       _tile_loadd(1, c + kLanes, kBytes);
@@ -126,24 +142,63 @@ class Gradient {
       _tile_zero(2);
       _tile_zero(3);
     }
-    // Without a last turn: what is split is multiplied next, and stores are late while tiles are busy.
-    constexpr std::size_t kTurns = Parts == 3 ? 5 : 2;
+    // A unit after every few products: the vector units must not be far behind. Without the last turns: what is split is
+    // multiplied next.
+    constexpr std::size_t kTurns = Parts == 3 ? 10 : 5;
     std::size_t turns = 0;
-    const auto meanwhile = [&] PEARL_AMX_SIMD __attribute__((always_inline)) {
+    const auto work = [&] PEARL_AMX_SIMD __attribute__((always_inline)) {
 #pragma GCC unroll 8
       for (std::size_t unit = 0; unit < kUnits; ++unit) {
         if (unit * kTurns / kUnits != turns) continue;
-        if (todo == Todo::left) split_left(panel, pair, unit);
-        if (todo == Todo::right) split_right(panel, pair, unit);
+        if (task.of == Task::left) split_left(task.panel, task.block, unit);
+        if (task.of == Task::right) split_right(task.panel, task.block, unit);
       }
       ++turns;
     };
-    finish_stores();
-    multiply<Parts, Parts, 2, 2>(lefts, rights, spare_, meanwhile);
+    const auto products = [&] PEARL_AMX_SIMD __attribute__((always_inline)) {
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      work();
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+      work();
+    };
+    // Small products first.
+    products();
+    if constexpr (Parts == 3) {
+      load_right(column, 1);
+      products();
+      load_left(row, 1);
+      products();
+      load_right(column, 0);
+      products();
+      load_left(row, 2);
+      products();
+    } else {
+      load_left(row, 1);
+      load_right(column, 0);
+      products();
+    }
+    load_left(row, 0);
+    products();
+    load_first(next_row, next_column);
     _tile_stored(0, c, kBytes);
     _tile_stored(1, c + kLanes, kBytes);
     _tile_stored(2, below, kBytes);
     _tile_stored(3, below + kLanes, kBytes);
+  }
+  PEARL_AMX_INLINE void load_first(std::size_t row, std::size_t column) const {
+    finish_stores();
+    load_left(row, 0);
+    load_right(column, Parts - 1);
+  }
+  PEARL_AMX_INLINE void load_left(std::size_t block, std::size_t part) const {
+    _tile_loadd(4, held_.left(block) + part * kApart, 64);
+    _tile_loadd(5, held_.left(block + 1) + part * kApart, 64);
+  }
+  PEARL_AMX_INLINE void load_right(std::size_t block, std::size_t part) const {
+    _tile_loadd(6, held_.right(block) + part * kApart, 64);
+    _tile_loadd(7, held_.right(block + 1) + part * kApart, 64);
   }
 
   // The bias's gradient.
@@ -161,9 +216,8 @@ class Gradient {
   }
 
   const SquareGradient& g_;
-  std::uint16_t *const left_, *const right_;
+  Held& held_;
   alignas(64) float sums_[kSquare][kLanes];
-  alignas(64) float spare_[kLanes * kLanes];
 };
 
 }  // namespace
