@@ -13,6 +13,17 @@ namespace {
 
 constexpr float kLinearRange = 2.0f;  // tanh(2) = 0.96
 
+// In several chains of additions, which do not wait for each other.
+template <class At>
+double sum_of(std::size_t count, const At& at) {
+  double sums[4] = {};
+  std::size_t c = 0;
+  for (; c + 4 <= count; c += 4)
+    for (std::size_t i = 0; i < 4; ++i) sums[i] += static_cast<double>(at(c + i));
+  for (; c < count; ++c) sums[0] += static_cast<double>(at(c));
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
 }  // namespace
 
 ActorCriticWorker::ActorCriticWorker(const ActorCriticModel& model, std::size_t panels)
@@ -20,6 +31,7 @@ ActorCriticWorker::ActorCriticWorker(const ActorCriticModel& model, std::size_t 
       next_actor(*model.actor, panels, false),
       log_prob(model.actor->kernels().panel * panels),
       noise(model.actor->kernels().panel * panels * model.actions.center.size()),
+      judgements(model.actor->kernels().panel),
       slopes(model.critics.size()),
       values(model.critics.size()),
       judged(model.critics.size()) {
@@ -228,24 +240,32 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
     for (std::size_t j = 0; j < judges_.size(); ++j)
       worker.judged[j] = worker.next_critics[judges_[j]].value(model_.critics[judges_[j]]->output(), p);
     of_critics(worker, critics, p);
-    for (std::size_t c = 0; c < count; ++c) {
-      const std::size_t i = first + c;
-      float next_value = judged[0][c];
-      // Keeps a NaN of any.
-      for (std::size_t j = 1; j < judges_.size(); ++j)
-        if (judged[j][c] < next_value || std::isnan(judged[j][c])) next_value = judged[j][c];
-      if (settings_.stochastic) next_value -= temperature * log_prob[c];
-      const float target = batch.rewards[i] + batch.discounts[i] * next_value;
-      float largest = 0.0f;
-      for (std::size_t k = 0; k < critics; ++k) {
-        const float error = values[k][c] - target;
-        slopes[k][c] = 2.0f * error * (batch.weights[i] / rows);
-        worker.loss += static_cast<double>(batch.weights[i] * error * error);
-        largest = std::max(largest, std::fabs(error));
+    // In loops without branches, which guess wrong for half of the transitions.
+    float* const targets = worker.judgements.data();
+    std::copy_n(judged[0], count, targets);
+    for (std::size_t j = 1; j < judges_.size(); ++j)
+      for (std::size_t c = 0; c < count; ++c) {
+        const float next = judged[j][c];
+        targets[c] = (next < targets[c]) | (next != next) ? next : targets[c];  // keeps a NaN of any
       }
-      worker.td_error += static_cast<double>(largest);
-      priorities[i] = largest;
+    for (std::size_t c = 0; c < count && settings_.stochastic; ++c) targets[c] -= temperature * log_prob[c];
+    const float *rewards = batch.rewards + first, *discounts = batch.discounts + first, *weights = batch.weights + first;
+    for (std::size_t c = 0; c < count; ++c) targets[c] = rewards[c] + discounts[c] * targets[c];
+    float* const largest = priorities + first;
+    std::fill_n(largest, count, 0.0f);
+    for (std::size_t k = 0; k < critics; ++k) {
+      float* const slope = slopes[k];
+      for (std::size_t c = 0; c < count; ++c) {
+        const float error = values[k][c] - targets[c];
+        slope[c] = 2.0f * error * (weights[c] / rows);
+        largest[c] = std::max(largest[c], std::fabs(error));
+      }
+      worker.loss += sum_of(count, [&](std::size_t c) {
+        const float error = values[k][c] - targets[c];
+        return weights[c] * error * error;
+      });
     }
+    worker.td_error += sum_of(count, [&](std::size_t c) { return largest[c]; });
   });
   if (group.last_of_worker) priorities_written(known);
   for (std::size_t k = 0; k < critics; ++k)
@@ -283,25 +303,30 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
     const auto& slopes = worker.slopes;
     const auto& values = worker.values;
     of_critics(worker, critics, p);
-    for (std::size_t c = 0; c < count; ++c) {
-      float value = values[0][c], first_share = 1.0f;
-      if (ensemble()) {
-        for (std::size_t k = 1; k < critics; ++k) {
-          value += values[k][c];
-          slopes[k][c] = -share * of_each;
-        }
-        value *= of_each;
-        first_share = of_each;
-      } else if (smaller_judges) {
-        // The smaller critic's gradient counts; equal ones share, as in torch.minimum.
-        first_share = values[0][c] < values[1][c] ? 1.0f : values[0][c] == values[1][c] ? 0.5f : 0.0f;
+    float* const judgement = worker.judgements.data();
+    std::copy_n(values[0], count, judgement);
+    if (smaller_judges) {
+      // The smaller critic's gradient counts; equal ones share, as in torch.minimum.
+      for (std::size_t c = 0; c < count; ++c) {
+        const float one = values[0][c], other = values[1][c];
+        const float first_share = 0.5f * (static_cast<float>(one < other) + static_cast<float>(one <= other));
+        slopes[0][c] = -share * first_share;
         slopes[1][c] = -share * (1.0f - first_share);
-        value = first_share > 0.0f ? value : values[1][c];
+        judgement[c] = first_share > 0.0f ? one : other;
       }
-      slopes[0][c] = -share * first_share;
-      const float log_prob = settings_.stochastic ? worker.log_prob[p * size + c] : 0.0f;
-      worker.actor_loss += static_cast<double>((settings_.stochastic ? temperature * log_prob : 0.0f) - value);
-      if (settings_.stochastic) worker.entropy_gap += static_cast<double>(log_prob) + settings_.target_entropy;
+    } else {
+      for (std::size_t k = 0; k < critics; ++k) std::fill_n(slopes[k], count, -share * of_each);
+      for (std::size_t k = 1; k < critics; ++k)
+        for (std::size_t c = 0; c < count; ++c) judgement[c] += values[k][c];
+      for (std::size_t c = 0; c < count; ++c) judgement[c] *= of_each;
+    }
+    if (settings_.stochastic) {
+      const float* const log_prob = worker.log_prob.data() + p * size;
+      worker.entropy_gap += sum_of(count, [&](std::size_t c) { return log_prob[c]; });
+      worker.entropy_gap += static_cast<double>(count) * settings_.target_entropy;
+      worker.actor_loss += sum_of(count, [&](std::size_t c) { return temperature * log_prob[c] - judgement[c]; });
+    } else {
+      worker.actor_loss -= sum_of(count, [&](std::size_t c) { return judgement[c]; });
     }
   });
   for (std::size_t k = 0; k < critics; ++k)

@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::size_t kBlocks = kSquare / kLanes, kUnit = 4;
 constexpr std::size_t kUnits = 2 * kLanes / kUnit;  // of a pair of blocks
+constexpr std::size_t kFew = 8;                     // transitions of a last panel that tiles are not worth
 
 // A load waits for a store shortly before it if the last 12 bits of their addresses agree, and a tile's load for long, as
 // stores are late while tiles are busy. So each pair of blocks has its own quarter of pages: one is stored while two
@@ -33,19 +34,22 @@ class Gradient {
   explicit Gradient(const SquareGradient& gradient) : g_(gradient), held_(pages<Held>()) {}
 
   PEARL_AMX_SIMD void run() {
-    _tile_loadconfig(&kWholeTiles);
     if constexpr (Makes)
       for (float* sums : sums_) _mm512_store_ps(sums, _mm512_setzero_ps());
+    const bool few = g_.last <= kFew;
+    if (few) add_few();
+    const std::size_t panels = few ? g_.panels - 1 : g_.panels;
+    _tile_loadconfig(&kWholeTiles);
     for (std::size_t unit = 0; unit < kUnits; ++unit) {
       split_left(0, 0, unit);
       split_right(0, 0, unit);
     }
     load_first(0, 0);
-    for (std::size_t panel = 0; panel < g_.panels; ++panel) {
+    for (std::size_t panel = 0; panel < panels; ++panel) {
       const std::size_t last = panel % 2 == 0 ? 0 : 2, other = 2 - last, next = panel + 1;
-      const bool adds = g_.accumulate || panel > 0;
-      const typename Task::Of of_left = next < g_.panels ? Task::left : Task::none;
-      const typename Task::Of of_right = next < g_.panels ? Task::right : Task::none;
+      const bool adds = g_.accumulate || few || panel > 0;
+      const typename Task::Of of_left = next < panels ? Task::left : Task::none;
+      const typename Task::Of of_right = next < panels ? Task::right : Task::none;
       multiply_pairs(0, last, adds, {Task::right, panel, other}, 0, other);
       multiply_pairs(0, other, adds, {Task::left, panel, 2}, 2, other);
       multiply_pairs(2, other, adds, {of_left, next, 0}, 2, last);
@@ -62,7 +66,7 @@ class Gradient {
     std::size_t panel, block;
   };
 
-  bool whole(std::size_t panel) const { return panel + 1 < g_.panels || g_.last_columns > kLanes; }
+  bool whole(std::size_t panel) const { return panel + 1 < g_.panels || g_.last > kLanes; }
 
   // Four rows of a pair, which begins with `block`: transitions i and i + 16 are a pair of steps.
   PEARL_AMX_INLINE void split_left(std::size_t panel, std::size_t block, std::size_t unit) {
@@ -122,6 +126,40 @@ class Gradient {
       odd[0] = odd[1] = odd[2] = odd[3] = _mm512_setzero_ps();
 #pragma GCC unroll 4
     for (std::size_t i = 0; i < kUnit; ++i) split<Parts, false, kApart>(even[i], odd[i], to + i * kDepth);
+  }
+
+  // The last panel's few transitions, in float32.
+  PEARL_AMX_SIMD __attribute__((noinline)) void add_few() {
+    const std::size_t panel = g_.panels - 1;
+    const float* slopes = g_.slopes + panel * kSquare * kPanel;
+    std::size_t slopes_row = kPanel;
+    alignas(64) float made[kSquare][kLanes];
+    if constexpr (Makes) {
+      for (std::size_t row = 0; row < kSquare; row += kUnit) {
+        __m512 even[kUnit], odd[kUnit];
+        make(panel, row, false, even, odd);
+        for (std::size_t i = 0; i < kUnit; ++i) _mm512_store_ps(made[row + i], even[i]);
+      }
+      slopes = made[0];
+      slopes_row = kLanes;
+    }
+    for (std::size_t first = 0; first < g_.last; first += kUnit) {
+      __m512 x[kBlocks][kUnit];
+      for (std::size_t block = 0; block < kBlocks; ++block)
+        turn_columns(g_.x + (panel * kBlocks + block) * kLanes * kPanel + first, kPanel, x[block]);
+      const bool adds = g_.accumulate || first > 0;
+      for (std::size_t row = 0; row < kSquare; ++row) {
+        float* const to = g_.weights + row * kSquare;
+#pragma GCC unroll 4
+        for (std::size_t block = 0; block < kBlocks; ++block) {
+          __m512 sum = adds ? _mm512_loadu_ps(to + block * kLanes) : _mm512_setzero_ps();
+#pragma GCC unroll 4
+          for (std::size_t i = 0; i < kUnit; ++i)
+            sum = _mm512_fmadd_ps(_mm512_set1_ps(slopes[row * slopes_row + first + i]), x[block][i], sum);
+          _mm512_storeu_ps(to + block * kLanes, sum);
+        }
+      }
+    }
   }
 
   // Two by two blocks of sums, while a pair is split. The first parts are loaded already.

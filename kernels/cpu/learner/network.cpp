@@ -387,8 +387,9 @@ void Network::weights_gradient(std::size_t at, const float* parameters, float* g
   }
   float* const weights = gradients + op.weight;
   if (is_square(at, panels)) {
-    SquareGradient square{in, panels, last_columns, workspace.gradient(step.out, 0), workspace.value(step.in[0], 0),
-                          {}, weights, bias,         accumulate};
+    const std::size_t last = count - (panels - 1) * size;
+    SquareGradient square{in, panels,  last, workspace.gradient(step.out, 0), workspace.value(step.in[0], 0),
+                          {}, weights, bias, accumulate};
     if (makes_slopes(at, panels))
       square.made = input_gradient(steps_[at + 1], parameters, workspace, panels, last_columns, 0);
     kernels_.square_gradient(square);

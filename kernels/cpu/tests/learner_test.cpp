@@ -211,19 +211,23 @@ void test_square_gradient() {
   for (const std::size_t panels : {2u, 3u, 4u, 5u})
     for (const std::size_t terms : {0u, 1u, 2u, 7u, 16u})
       for (const bool accumulate : {false, true})
-        for (const bool half : {false, true}) {
-          const std::size_t last = half ? panel / 2 : panel, floats = width * panel * panels;
-          // What is in columns that do not count must not matter.
+        for (const std::size_t last : {1u, 4u, 5u, 8u, 9u, 16u, 17u, 32u}) {
+          const std::size_t floats = width * panel * panels, columns = last > panel / 2 ? panel : panel / 2;
+          // Numbers in columns that do not count must not matter.
           const float none = std::numeric_limits<float>::quiet_NaN();
-          const auto filled = [&](std::size_t rows, unsigned seed, float rest) {
+          const auto filled = [&](std::size_t rows, unsigned seed, float beyond_last, float beyond_columns) {
             Floats values = random_floats(rows * panel * panels, seed);
-            for (std::size_t i = 0; i < rows && half; ++i)
-              std::fill_n(values.data() + ((panels - 1) * rows + i) * panel + last, panel - last, rest);
+            for (std::size_t i = 0; i < rows; ++i) {
+              float* const row = values.data() + ((panels - 1) * rows + i) * panel;
+              std::fill(row + last, row + columns, beyond_last);
+              std::fill(row + columns, row + panel, beyond_columns);
+            }
             return values;
           };
-          const Floats x = filled(width, 1, none), gate = filled(width, 2, none), dy = filled(terms + 1, 3, none);
+          const Floats x = filled(width, 1, 1.0f, none), gate = filled(width, 2, 1.0f, none);
+          const Floats dy = filled(std::max<std::size_t>(terms, 1), 3, 0.0f, none);
           const Floats a = random_floats((terms + 1) * width, 4, 0.3f), before = random_floats(width * (width + 1), 5);
-          Floats slopes = filled(width, 6, 0.0f), weights = before;
+          Floats slopes = filled(width, 6, 0.0f, 0.0f), weights = before;
           Gemm made{};
           if (terms > 0) {
             made.a = a.data();
@@ -237,7 +241,7 @@ void test_square_gradient() {
             made.gate = gate.data();
             made.n = panel;
             made.panels = panels;
-            made.last_n = last;
+            made.last_n = columns;
             made.b_panel = static_cast<std::ptrdiff_t>(terms) * stride;
             made.c_panel = static_cast<std::ptrdiff_t>(width) * stride;
             kernels.gemm(made);

@@ -58,6 +58,7 @@ struct alignas(kCacheLine) ActorCriticWorker : WorkerSums {
   std::vector<Workspace> critics, next_critics;
   std::vector<float> log_prob;  // (panels, panel)
   std::vector<float> noise;     // (panels, action size, panel), if the policy is stochastic
+  std::vector<float> judgements;  // of a panel's transitions, by all critics that judge
   std::vector<float*> slopes;   // of the outputs of each critic in a panel
   std::vector<const float*> values, judged;  // outputs of each critic, and of the targets that judge
   double actor_loss = 0.0, entropy_gap = 0.0;

@@ -55,10 +55,10 @@ struct Chain {
 };
 
 // The gradients of a linear layer as wide as its inputs: weights(o, i) = [weights(o, i)] + sum of slopes(o) * x(i), and,
-// unless bias is null, bias(o) = [bias(o)] + sum of slopes(o), over the transitions of panels; all of each, but
-// `last_columns` of the last one.
+// unless bias is null, bias(o) = [bias(o)] + sum of slopes(o), over the transitions of panels: all of each, but `last` of
+// the last one. Slopes of more, up to a half or the whole of it, are zeros, and their x is finite.
 struct SquareGradient {
-  std::size_t width, panels, last_columns;
+  std::size_t width, panels, last;
   const float *slopes, *x;
   Gemm made;  // unless its m is 0, the slopes are what this product with a gate would give, and are not in memory
   float *weights, *bias;
