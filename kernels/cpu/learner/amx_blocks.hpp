@@ -147,6 +147,7 @@ template <std::size_t Parts>
 bool multiply_chain(const Chain& chain);
 
 constexpr std::size_t kSquare = 64;  // the width of layers in chains and of square_gradient
+constexpr std::size_t kRemade = 6;   // inputs of the layer before, of which square_gradient makes its own
 constexpr std::size_t kPanel = 32;   // columns of a panel
 
 template <std::size_t Parts>

@@ -75,7 +75,8 @@ class SmallChain {
         third_(chain.third),
         keeps_first_(chain.keeps_first),
         keeps_second_(chain.keeps_second),
-        signs_(chain.signs),
+        first_signs_(chain.first_signs),
+        second_signs_(chain.second_signs),
         first_tiles_((3 * first_.depth + 2 + kLanes - 1) / kLanes),
         held_(pages<Held>()) {}
 
@@ -146,10 +147,10 @@ class SmallChain {
   }
 
  private:
-  // Of a row of the first product's result, or, behind these, of the second's, for a block of columns.
-  std::uint16_t* signs(const Place& at, std::size_t row) const {
+  // Of a row and a block of columns.
+  static std::uint16_t* of_block(std::uint16_t* signs, const Place& at, std::size_t row) {
     const auto block = static_cast<std::size_t>(2 * at.panel + (at.column != 0 ? 1 : 0));
-    return signs_ == nullptr ? nullptr : signs_ + block * (Chain::kSigns / 2) + row;
+    return signs == nullptr ? nullptr : signs + 2 * Chain::kMostSigns * block + row;
   }
   Place after(Place at) const {
     at.column += kLanes;
@@ -229,9 +230,9 @@ class SmallChain {
       return {g_.b + at.in(g_.b_panel) + row * kPanel, nullptr, nullptr, nullptr, to, nullptr, false};
     const std::ptrdiff_t c = at.in(first_.c_panel) + static_cast<std::ptrdiff_t>(row * kPanel);
     if constexpr (From == Source::rectified)
-      return {held_.first_sums[row], nullptr, nullptr, first_.c + c, to, signs(at, row), keeps_first_};
+      return {held_.first_sums[row], nullptr, nullptr, first_.c + c, to, of_block(first_signs_, at, row), keeps_first_};
     return {held_.first_b[at.column != 0][0], held_.first_weights[0] + row, first_.gate + c,
-            first_.c + c, to, signs(at, kWidth + row), keeps_first_};
+            first_.c + c, to, of_block(first_signs_, at, row), keeps_first_};
   }
   // Steps i and i + 16 of 32 are a pair.
   PEARL_AMX_INLINE static void make(const Made& m, std::size_t turn) {
@@ -289,7 +290,7 @@ class SmallChain {
             held_.third_weights[0] + row,
             g_.c + c,
             held_.third_sums[0],
-            From == Source::memory ? nullptr : signs(at, End == Ending::rectified ? kWidth + row : row),
+            of_block(second_signs_, at, row),
             third_.m,
             keeps_second_ || third_.m == 0,
             g_.relu,
@@ -471,7 +472,7 @@ class SmallChain {
 
   const Gemm first_, g_, third_;
   const bool keeps_first_, keeps_second_;
-  std::uint16_t* const signs_;
+  std::uint16_t *const first_signs_, *const second_signs_;
   const std::size_t first_tiles_;
   Held& held_;
 };
@@ -505,7 +506,8 @@ void run_gated(const Chain& chain) {
 template <std::size_t Parts>
 bool multiply_chain(const Chain& chain) {
   if (!fits(chain)) return false;
-  static_assert(Chain::kSigns >= 2 * kPanel / kLanes * kWidth);
+  static_assert(Chain::kMostSigns == kWidth);
+  if (chain.first.m == 0 && (chain.first_signs != nullptr || chain.second_signs != nullptr)) return false;
   if (chain.first.m > 0 && is_rectified(chain.first))
     SmallChain<Parts, Source::rectified, 0, Ending::rectified>(chain).run();
   else if (chain.first.m > 0)

@@ -27,15 +27,18 @@ struct Held {
 };
 constexpr std::size_t kApart = 4 * kTileNumbers;  // from part to part of a block
 
-// `Makes`: the slopes are not in memory.
-template <std::size_t Parts, bool Makes>
+// `MakesSlopes`, `MakesX`: they are not in memory.
+template <std::size_t Parts, bool MakesSlopes, bool MakesX>
 class Gradient {
  public:
   explicit Gradient(const SquareGradient& gradient) : g_(gradient), held_(pages<Held>()) {}
 
   PEARL_AMX_SIMD void run() {
-    if constexpr (Makes)
+    if constexpr (MakesSlopes)
       for (float* sums : sums_) _mm512_store_ps(sums, _mm512_setzero_ps());
+    if constexpr (MakesX)
+      for (std::size_t k = 0; k < g_.made_x.depth; ++k)
+        for (std::size_t i = 0; i < kSquare; ++i) weights_of_x_[k][i] = g_.made_x.a[i * g_.made_x.depth + k];
     const bool few = g_.last <= kFew;
     if (few) add_few();
     const std::size_t panels = few ? g_.panels - 1 : g_.panels;
@@ -56,7 +59,7 @@ class Gradient {
       multiply_pairs(2, last, adds, {of_right, next, other}, 0, other);
     }
     _tile_release();
-    if (Makes && g_.bias != nullptr) add_up();
+    if (MakesSlopes && g_.bias != nullptr) add_up();
   }
 
  private:
@@ -76,8 +79,8 @@ class Gradient {
     const bool all = whole(panel);
     const __m512 none = _mm512_setzero_ps();
     __m512 even[kUnit], odd[kUnit];
-    if constexpr (Makes)
-      make(panel, block * kLanes + row, all, even, odd);
+    if constexpr (MakesSlopes)
+      make_slopes(panel, block * kLanes + row, all, even, odd);
     else
 #pragma GCC unroll 4
       for (std::size_t i = 0; i < kUnit; ++i) {
@@ -88,8 +91,8 @@ class Gradient {
 #pragma GCC unroll 4
     for (std::size_t i = 0; i < kUnit; ++i) split<Parts, true, kApart>(even[i], odd[i], to + i * kDepth);
   }
-  PEARL_AMX_INLINE void make(std::size_t panel, std::size_t row, bool all, __m512* even, __m512* odd) {
-    const Gemm& made = g_.made;
+  PEARL_AMX_INLINE void make_slopes(std::size_t panel, std::size_t row, bool all, __m512* even, __m512* odd) {
+    const Gemm& made = g_.made_slopes;
     const __m512 none = _mm512_setzero_ps();
     const auto at = static_cast<std::ptrdiff_t>(panel);
     const float* const gate = made.gate + at * made.c_panel + static_cast<std::ptrdiff_t>(row * kPanel);
@@ -116,12 +119,11 @@ class Gradient {
   PEARL_AMX_INLINE void split_right(std::size_t panel, std::size_t block, std::size_t unit) const {
     block += unit / kUnit;
     const std::size_t row = unit % kUnit * kUnit;
-    const float* const from = g_.x + (panel * kBlocks + block) * kLanes * kPanel + row;
     std::uint16_t* const to = held_.right(block) + row * kDepth;
     __m512 even[kUnit], odd[kUnit];
-    turn_columns(from, kPanel, even);
+    load_x(panel, block, row, even);
     if (whole(panel))
-      turn_columns(from + kLanes, kPanel, odd);
+      load_x(panel, block, kLanes + row, odd);
     else
       odd[0] = odd[1] = odd[2] = odd[3] = _mm512_setzero_ps();
 #pragma GCC unroll 4
@@ -134,10 +136,10 @@ class Gradient {
     const float* slopes = g_.slopes + panel * kSquare * kPanel;
     std::size_t slopes_row = kPanel;
     alignas(64) float made[kSquare][kLanes];
-    if constexpr (Makes) {
+    if constexpr (MakesSlopes) {
       for (std::size_t row = 0; row < kSquare; row += kUnit) {
         __m512 even[kUnit], odd[kUnit];
-        make(panel, row, false, even, odd);
+        make_slopes(panel, row, false, even, odd);
         for (std::size_t i = 0; i < kUnit; ++i) _mm512_store_ps(made[row + i], even[i]);
       }
       slopes = made[0];
@@ -146,7 +148,7 @@ class Gradient {
     for (std::size_t first = 0; first < g_.last; first += kUnit) {
       __m512 x[kBlocks][kUnit];
       for (std::size_t block = 0; block < kBlocks; ++block)
-        turn_columns(g_.x + (panel * kBlocks + block) * kLanes * kPanel + first, kPanel, x[block]);
+        load_x(panel, block, first, x[block]);
       const bool adds = g_.accumulate || first > 0;
       for (std::size_t row = 0; row < kSquare; ++row) {
         float* const to = g_.weights + row * kSquare;
@@ -159,6 +161,24 @@ class Gradient {
           _mm512_storeu_ps(to + block * kLanes, sum);
         }
       }
+    }
+  }
+
+  // x of four transitions, and of a block of inputs.
+  PEARL_AMX_INLINE void load_x(std::size_t panel, std::size_t block, std::size_t transition, __m512* x) const {
+    if constexpr (!MakesX) {
+      turn_columns(g_.x + (panel * kBlocks + block) * kLanes * kPanel + transition, kPanel, x);
+    } else {
+      const Gemm& made = g_.made_x;
+      const float* b = made.b + static_cast<std::ptrdiff_t>(panel) * made.b_panel + transition;
+      x[0] = x[1] = x[2] = x[3] = _mm512_loadu_ps(made.bias + block * kLanes);
+      for (std::size_t k = 0; k < made.depth; ++k, b += kPanel) {
+        const __m512 weights = _mm512_load_ps(weights_of_x_[k] + block * kLanes);
+#pragma GCC unroll 4
+        for (std::size_t i = 0; i < kUnit; ++i) x[i] = _mm512_fmadd_ps(weights, _mm512_set1_ps(b[i]), x[i]);
+      }
+#pragma GCC unroll 4
+      for (std::size_t i = 0; i < kUnit; ++i) x[i] = _mm512_max_ps(_mm512_setzero_ps(), x[i]);  // a NaN stays a NaN
     }
   }
 
@@ -256,14 +276,16 @@ class Gradient {
   const SquareGradient& g_;
   Held& held_;
   alignas(64) float sums_[kSquare][kLanes];
+  alignas(64) float weights_of_x_[kRemade][kSquare];
 };
 
 }  // namespace
 
 template <std::size_t Parts>
 void square_gradient(const SquareGradient& gradient) {
-  if (gradient.made.m > 0) return Gradient<Parts, true>(gradient).run();
-  Gradient<Parts, false>(gradient).run();
+  if (gradient.made_x.m > 0) return Gradient<Parts, true, true>(gradient).run();
+  if (gradient.made_slopes.m > 0) return Gradient<Parts, true, false>(gradient).run();
+  Gradient<Parts, false, false>(gradient).run();
   if (gradient.bias != nullptr)
     avx512_learner_kernels()->sum_transitions(gradient.slopes, kSquare, gradient.panels, gradient.bias,
                                               gradient.accumulate);

@@ -247,7 +247,7 @@ void gemm(const Gemm& g) {
 
 template <std::size_t Parts>
 bool chain(const Chain& chain) {
-  if (amx::multiply_chain<Parts>(chain)) return chain.signs != nullptr;
+  if (amx::multiply_chain<Parts>(chain)) return chain.first_signs != nullptr || chain.second_signs != nullptr;
   chain.one_by_one(gemm<Parts>);
   return false;
 }
@@ -261,6 +261,7 @@ LearnerKernels table_of(const char* name) {
   table.gemm = gemm<Parts>;
   table.chain = chain<Parts>;
   table.square = kSquare;
+  table.remade = kRemade;
   table.square_gradient = square_gradient<Parts>;
   return table;
 }

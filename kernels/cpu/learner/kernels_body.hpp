@@ -681,6 +681,7 @@ constexpr LearnerKernels table_of(const char* name) {
           kPanel,
           kNarrow,
           0,
+          0,
           nullptr,
           nullptr,
           gemm,

@@ -226,7 +226,7 @@ void Network::load(const void* rows, std::size_t count, Workspace& workspace, st
 
 void Network::forward(const float* parameters, Workspace& workspace, std::size_t panels, std::size_t last_columns,
                       bool judges) const {
-  workspace.has_signs_ = false;
+  workspace.has_first_signs_ = workspace.has_second_signs_ = false;
   for (std::size_t p = 0; p < panels && trunk_; ++p)
     trunk_->forward(parameters, *workspace.images_, p, workspace.value(0, p));
   for (std::size_t i = 0; i < steps_.size();) {
@@ -254,11 +254,16 @@ std::size_t Network::multiply(std::size_t at, const float* parameters, Workspace
     if (follows(last + 1) && steps_[last + 1].op.width <= Chain::kMostRows &&
         steps_[last + 1].activation != Activation::relu)
       chain.third = of(++last);
-    // Signs are enough if no other operation takes a result, and no parameter's gradient is asked for.
-    const bool whole = at == 0 && last + 1 == steps_.size() && chain.first.m > 0 && chain.third.m > 0;
-    if (judges && whole && !workspace.signs_.empty()) chain.signs = workspace.signs_.data();
-    chain.keeps_first = chain.keeps_second = workspace.gradients_.size() > 0 && chain.signs == nullptr;
-    workspace.has_signs_ = kernels_.chain(chain);
+    const bool keeps = !workspace.signs_.empty();
+    if (keeps && at == 0 && last + 1 == steps_.size() && chain.first.m > 0 && chain.third.m > 0) {
+      if (judges || makes_input(1, panels)) chain.first_signs = workspace.signs_.data();
+      if (judges) chain.second_signs = workspace.signs_.data() + Chain::kMostSigns;
+    }
+    chain.keeps_first = keeps && chain.first_signs == nullptr;
+    chain.keeps_second = keeps && chain.second_signs == nullptr;
+    const bool signs = kernels_.chain(chain);
+    workspace.has_first_signs_ = signs && chain.first_signs != nullptr;
+    workspace.has_second_signs_ = signs && chain.second_signs != nullptr;
   }
   const Step& step = steps_[last];
   for (std::size_t p = 0; p < panels && step.activation == Activation::tanh; ++p) {
@@ -374,6 +379,10 @@ bool Network::makes_slopes(std::size_t at, std::size_t panels) const {
   return next.follows && !next.adds[0] && next.op.width <= Chain::kMostTerms;
 }
 
+bool Network::makes_input(std::size_t at, std::size_t panels) const {
+  return at > 0 && makes_slopes(at, panels) && steps_[at].follows && widths_[steps_[at - 1].in[0]] <= kernels_.remade;
+}
+
 void Network::weights_gradient(std::size_t at, const float* parameters, float* gradients, Workspace& workspace,
                                std::size_t panels, std::size_t count, std::size_t last_columns, bool accumulate) const {
   const Step& step = steps_[at];
@@ -388,10 +397,18 @@ void Network::weights_gradient(std::size_t at, const float* parameters, float* g
   float* const weights = gradients + op.weight;
   if (is_square(at, panels)) {
     const std::size_t last = count - (panels - 1) * size;
-    SquareGradient square{in, panels,  last, workspace.gradient(step.out, 0), workspace.value(step.in[0], 0),
-                          {}, weights, bias, accumulate};
+    SquareGradient square{};
+    square.width = in;
+    square.panels = panels;
+    square.last = count - (panels - 1) * size;
+    square.slopes = workspace.gradient(step.out, 0);
+    square.x = workspace.value(step.in[0], 0);
     if (makes_slopes(at, panels))
-      square.made = input_gradient(steps_[at + 1], parameters, workspace, panels, last_columns, 0);
+      square.made_slopes = input_gradient(steps_[at + 1], parameters, workspace, panels, last_columns, 0);
+    if (makes_input(at, panels)) square.made_x = product(steps_[at - 1], parameters, workspace, panels, last_columns);
+    square.weights = weights;
+    square.bias = bias;
+    square.accumulate = accumulate;
     kernels_.square_gradient(square);
     return;
   }
@@ -453,8 +470,11 @@ std::size_t Network::inputs_gradients(std::size_t at, const float* parameters, W
   }
   chain.keeps_first = keeps && !makes_slopes(at - 1, panels);
   chain.keeps_second = keeps;
-  if (workspace.has_signs_) chain.signs = workspace.signs_.data();
-  if (kernels_.chain(chain) != workspace.has_signs_ || (keeps && workspace.has_signs_))
+  // The gates are those of the forward pass's second and first result.
+  if (workspace.has_second_signs_) chain.first_signs = workspace.signs_.data() + Chain::kMostSigns;
+  if (workspace.has_first_signs_) chain.second_signs = workspace.signs_.data();
+  const bool needs_signs = workspace.has_first_signs_ || workspace.has_second_signs_;
+  if (kernels_.chain(chain) != needs_signs || (keeps && workspace.has_second_signs_))
     throw LearnerError("A backward pass needs values of which its forward pass has left the signs alone.");
   return at + 1 - last;
 }

@@ -141,13 +141,14 @@ void test_chain() {
               return g;
             };
             const auto run = [&](bool whole, bool keeps, Floats& hidden, Floats& result, Floats& end,
-                                 std::uint16_t* signs = nullptr) {
+                                 std::uint16_t* first_signs = nullptr, std::uint16_t* second_signs = nullptr) {
               hidden.assign(width * panel * most, 0.5f);
               result.assign(width * panel * most, 0.5f);
               end.assign((ends + 1) * panel * most, 0.5f);
               Chain chain{};
               chain.keeps_first = chain.keeps_second = keeps;
-              chain.signs = signs;
+              chain.first_signs = first_signs;
+              chain.second_signs = second_signs;
               if (kind == 2)
                 std::copy_n(random_floats(hidden.size(), 7).data(), hidden.size(), hidden.data());
               else
@@ -171,9 +172,9 @@ void test_chain() {
             if (kind == 2 || ends == 0) continue;
             // Signs instead of results, or of gates.
             std::vector<std::uint16_t> signs(Chain::kSigns * most);
-            const Floats *above[] = {&expected[0], &expected[1]}, of_gates[] = {
-                Floats(gates.begin() + static_cast<std::ptrdiff_t>(width * panel * most), gates.end()),
-                Floats(gates.begin(), gates.begin() + static_cast<std::ptrdiff_t>(width * panel * most))};
+            const auto half = gates.begin() + static_cast<std::ptrdiff_t>(width * panel * most);
+            const Floats *above[] = {&expected[0], &expected[1]},
+                         of_gates[] = {Floats(gates.begin(), half), Floats(half, gates.end())};
             if (kind == 1) above[0] = &of_gates[0], above[1] = &of_gates[1];
             const auto is_above = [&](std::size_t of, std::size_t p, std::size_t f, std::size_t c) {
               return (*above[of])[(p * width + f) * panel + c] > 0.0f;
@@ -183,14 +184,14 @@ void test_chain() {
                 for (std::size_t c = 0; c < (p + 1 == panels ? last : panel); ++c)
                   for (std::size_t of = 0; of < 2; ++of)
                     for (std::size_t f = 0; f < width; ++f)
-                      visit(signs[p * Chain::kSigns + c / 16 * (Chain::kSigns / 2) + of * width + f], c % 16,
+                      visit(signs[p * Chain::kSigns + c / 16 * (Chain::kSigns / 2) + of * Chain::kMostSigns + f], c % 16,
                             is_above(of, p, f, c));
             };
             if (width == 64 && kind == 1)
               each_sign([](std::uint16_t& sign, std::size_t bit, bool passes) {
                 if (passes) sign = static_cast<std::uint16_t>(sign | 1u << bit);
               });
-            const bool of_signs = run(true, false, free[0], free[1], free[2], signs.data());
+            const bool of_signs = run(true, false, free[0], free[1], free[2], signs.data(), signs.data() + Chain::kMostSigns);
             for (std::size_t i = 0; i < expected[2].size(); ++i)
               CHECK(std::fabs(static_cast<double>(free[2][i] - expected[2][i])) < tolerance);
             if (of_signs && kind == 0) {
@@ -228,7 +229,7 @@ void test_square_gradient() {
           const Floats dy = filled(std::max<std::size_t>(terms, 1), 3, 0.0f, none);
           const Floats a = random_floats((terms + 1) * width, 4, 0.3f), before = random_floats(width * (width + 1), 5);
           Floats slopes = filled(width, 6, 0.0f, 0.0f), weights = before;
-          Gemm made{};
+          Gemm made{}, made_x{};
           if (terms > 0) {
             made.a = a.data();
             made.a_row = 1;
@@ -248,15 +249,39 @@ void test_square_gradient() {
           }
           const Floats exact = slopes;
           if (terms > 0) slopes.assign(floats, none);
+          const std::size_t inputs = terms == 0 || terms > kernels.remade ? 0 : terms;
+          const Floats before_x = filled(std::max<std::size_t>(inputs, 1), 7, 0.5f, none), b = random_floats(width * (inputs + 1), 8, 0.3f);
+          Floats remade = x;
+          if (inputs > 0) {
+            made_x.a = b.data();
+            made_x.a_row = static_cast<std::ptrdiff_t>(inputs);
+            made_x.a_step = 1;
+            made_x.b = before_x.data();
+            made_x.b_step = made_x.c_row = stride;
+            made_x.c = remade.data();
+            made_x.m = width;
+            made_x.depth = made_x.segment = inputs;
+            made_x.bias = b.data() + inputs * width;
+            made_x.relu = true;
+            made_x.n = panel;
+            made_x.panels = panels;
+            made_x.last_n = columns;
+            made_x.b_panel = static_cast<std::ptrdiff_t>(inputs) * stride;
+            made_x.c_panel = static_cast<std::ptrdiff_t>(width) * stride;
+            kernels.gemm(made_x);
+          }
+          SquareGradient gradient{width, panels, last, slopes.data(), x.data(), made, made_x, weights.data(),
+                                  nullptr, accumulate};
           float* const bias = weights.data() + width * width;
-          kernels.square_gradient({width, panels, last, slopes.data(), x.data(), made, weights.data(), bias, accumulate});
+          gradient.bias = bias;
+          kernels.square_gradient(gradient);
           for (std::size_t o = 0; o < width; ++o)
             for (std::size_t i = 0; i <= width; ++i) {
               double sum = 0.0;
               for (std::size_t p = 0; p < panels; ++p)
                 for (std::size_t c = 0; c < (p + 1 == panels ? last : panel); ++c)
                   sum += static_cast<double>(exact[(p * width + o) * panel + c]) *
-                         (i < width ? static_cast<double>(x[(p * width + i) * panel + c]) : 1.0);
+                         (i < width ? static_cast<double>(remade[(p * width + i) * panel + c]) : 1.0);
               const std::size_t at = i < width ? o * width + i : width * width + o;
               if (accumulate) sum += static_cast<double>(before[at]);
               CHECK(std::fabs(sum - static_cast<double>(weights[at])) < tolerance);

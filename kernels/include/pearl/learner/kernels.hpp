@@ -39,12 +39,12 @@ struct Gemm {
 struct Chain {
   // Worth a chain: a first product of so few terms of each number, a third of so few rows.
   static constexpr std::size_t kMostTerms = 16, kMostRows = 8;
-  static constexpr std::size_t kSigns = 256;  // of each panel
+  static constexpr std::size_t kMostSigns = 64, kSigns = 4 * kMostSigns;  // of a result, and of both of a panel
   Gemm first, second, third;
   bool keeps_first, keeps_second;
-  // Unless null, of the results of the first and second product only the signs are needed later. A forward pass may leave
-  // them here instead of the results, and a backward pass then takes them instead of gates.
-  std::uint16_t* signs = nullptr;
+  // Unless null, only the signs of a result are needed later. A forward pass may leave them here instead of the result of
+  // its first or second product, and a backward pass then takes them instead of the product's gate.
+  std::uint16_t *first_signs = nullptr, *second_signs = nullptr;
 
   // The products that there are, in their order.
   template <class Multiply>
@@ -60,7 +60,8 @@ struct Chain {
 struct SquareGradient {
   std::size_t width, panels, last;
   const float *slopes, *x;
-  Gemm made;  // unless its m is 0, the slopes are what this product with a gate would give, and are not in memory
+  // Unless their m is 0, what products would give, and is not in memory: slopes, which have a gate, and x, a ReLU's result.
+  Gemm made_slopes, made_x;
   float *weights, *bias;
   bool accumulate;
 };
@@ -110,12 +111,13 @@ struct LearnerKernels {
   std::size_t panel;
   std::size_t narrow;                        // inputs of a layer for which narrow_gradients is faster than gemm
   std::size_t square;                        // inputs and outputs of a layer for square_gradient; 0 without AMX
+  std::size_t remade;                        // numbers of which it makes x in less time than it takes to keep it
   const ByteConvolutionKernels* of_bytes;    // null without AMX
   const PanelConvolutionKernels* of_panels;  // the same
 
   // Any n; does not touch rows of c and b beyond n.
   void (*gemm)(const Gemm& gemm);
-  // Returns whether `signs` were stored, or taken.
+  // Returns whether signs were stored, or taken.
   bool (*chain)(const Chain& chain);
   // destination(j, i) = source(i, j), i < rows, j < columns.
   void (*transpose)(const float* source, std::size_t rows, std::size_t columns, std::size_t source_row,

@@ -49,7 +49,7 @@ class Workspace {
   AlignedArray<float> values_, gradients_, statistics_, rows_, masks_;
   AlignedArray<float> converted_;  // a panel's inputs, of bytes
   std::vector<std::uint16_t> signs_;
-  bool has_signs_ = false;  // instead of the values between two linear operations
+  bool has_first_signs_ = false, has_second_signs_ = false;  // instead of the values of hidden layers
   std::optional<ImageWorkspace> images_;
 };
 
@@ -136,8 +136,10 @@ class Network {
   void tanh_of(const float* x, float* y, std::size_t width, std::size_t columns) const;
   // Whether square_gradient takes the weights' gradient of step `at`.
   bool is_square(std::size_t at, std::size_t panels) const;
-  // Whether it also makes the slopes: those that the next step alone gives, with few outputs.
+  // Whether it also makes the slopes, which the next step alone gives, with few outputs; and its input, which the step
+  // before makes of few numbers.
   bool makes_slopes(std::size_t at, std::size_t panels) const;
+  bool makes_input(std::size_t at, std::size_t panels) const;
   void weights_gradient(std::size_t at, const float* parameters, float* gradients, Workspace& workspace,
                         std::size_t panels, std::size_t count, std::size_t last_columns, bool accumulate) const;
   // The gradients of the inputs of the linear operation `at` and of those that it follows. Returns of how many.
