@@ -592,16 +592,20 @@ PEARL_SIMD void add(const float* x, float* y, std::size_t count) {
   for (; i < count; ++i) y[i] += x[i];
 }
 
-template <bool Partial, bool Amsgrad>
+// `Plain`: the gradients count as they are, and no weight decays.
+template <bool Partial, bool Amsgrad, bool Plain>
 PEARL_INLINE void adam_at(const AdamStep& step, float factor, const float* gradients, float* weights, float* first,
                           float* second, float* max_second, std::size_t i, std::size_t last) {
   const F beta2 = spread(step.beta2);
-  F gradient = spread(factor) * (Partial ? load_first(gradients + i, last) : load(gradients + i));
+  F gradient = Partial ? load_first(gradients + i, last) : load(gradients + i);
   F weight = Partial ? load_first(weights + i, last) : load(weights + i);
-  if (step.decoupled)
-    weight = spread(step.decay) * weight;
-  else
-    gradient = multiply_add(spread(step.decay), weight, gradient);
+  if constexpr (!Plain) {
+    gradient = spread(factor) * gradient;
+    if (step.decoupled)
+      weight = spread(step.decay) * weight;
+    else
+      gradient = multiply_add(spread(step.decay), weight, gradient);
+  }
   F m = Partial ? load_first(first + i, last) : load(first + i);
   F v = Partial ? load_first(second + i, last) : load(second + i);
   m = multiply_add(spread(step.rise1), gradient - m, m);
@@ -618,22 +622,22 @@ PEARL_INLINE void adam_at(const AdamStep& step, float factor, const float* gradi
   Partial ? store_first(weights + i, weight, last) : store(weights + i, weight);
 }
 
-template <bool Amsgrad>
+template <bool Amsgrad, bool Plain>
 PEARL_SIMD void adam_of(const AdamStep& settings, float factor, const float* gradients, float* weights, float* first,
                         float* second, float* max_second, std::size_t count) {
   const AdamStep step = settings;  // which no store can change
   std::size_t i = 0;
   for (; i + kLanes <= count; i += kLanes)
-    adam_at<false, Amsgrad>(step, factor, gradients, weights, first, second, max_second, i, 0);
-  if (i < count) adam_at<true, Amsgrad>(step, factor, gradients, weights, first, second, max_second, i, count - i);
+    adam_at<false, Amsgrad, Plain>(step, factor, gradients, weights, first, second, max_second, i, 0);
+  if (i < count)
+    adam_at<true, Amsgrad, Plain>(step, factor, gradients, weights, first, second, max_second, i, count - i);
 }
 
 void adam(const AdamStep& step, float factor, const float* gradients, float* weights, float* first, float* second,
           float* max_second, std::size_t count) {
-  if (max_second != nullptr)
-    adam_of<true>(step, factor, gradients, weights, first, second, max_second, count);
-  else
-    adam_of<false>(step, factor, gradients, weights, first, second, nullptr, count);
+  const bool plain = factor == 1.0f && step.decay == 0.0f && !step.decoupled;
+  const auto of = max_second != nullptr ? adam_of<true, false> : plain ? adam_of<false, true> : adam_of<false, false>;
+  of(step, factor, gradients, weights, first, second, max_second, count);
 }
 
 template <bool Partial>
