@@ -249,7 +249,8 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
         targets[c] = (next < targets[c]) | (next != next) ? next : targets[c];  // keeps a NaN of any
       }
     for (std::size_t c = 0; c < count && settings_.stochastic; ++c) targets[c] -= temperature * log_prob[c];
-    const float *rewards = batch.rewards + first, *discounts = batch.discounts + first, *weights = batch.weights + first;
+    const float *rewards = batch.rewards + first, *discounts = batch.discounts + first,
+                *weights = batch.weights + first;
     for (std::size_t c = 0; c < count; ++c) targets[c] = rewards[c] + discounts[c] * targets[c];
     float* const largest = priorities + first;
     std::fill_n(largest, count, 0.0f);

@@ -38,7 +38,8 @@ constexpr TileShapes kWholeTiles = [] {
 
 // Pairs of the upper halves of numbers.
 PEARL_AMX_INLINE __m512i pair_of(__m512i lower, __m512i upper) {
-  const __m512i down = _mm512_broadcast_i32x4(_mm_setr_epi8(2, 3, -1, -1, 6, 7, -1, -1, 10, 11, -1, -1, 14, 15, -1, -1));
+  const __m512i down =
+      _mm512_broadcast_i32x4(_mm_setr_epi8(2, 3, -1, -1, 6, 7, -1, -1, 10, 11, -1, -1, 14, 15, -1, -1));
   constexpr __mmask64 kLower = 0x3333333333333333u;
   return _mm512_mask_shuffle_epi8(upper, kLower, lower, down);
 }

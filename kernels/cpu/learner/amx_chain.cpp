@@ -55,13 +55,15 @@ struct Held {
   float first_sums[kWidth][kLanes];
   float sums_[2][kLanes * kLanes], first_b[2][Chain::kMostTerms][kLanes];  // of this block and the next
   float third_weights[Chain::kMostRows][kWidth];
-  std::uint32_t first_right[kMostTiles][kLanes][kLanes];
+  std::uint32_t first_right[kMostTiles * kLanes][kLanes];
   float first_weights[Chain::kMostTerms][kWidth];
   float third_sums[Chain::kMostRows][kLanes];
 
   std::uint16_t* right(std::size_t step) { return pages[step * kParts].stored; }
   std::uint16_t* left(std::size_t step, std::size_t block) { return pages[step * kBlocks + block].left[0]; }
-  float* sums(std::size_t block) { return block < 2 ? reinterpret_cast<float*>(pages[kSteps * kParts + block].stored) : sums_[block - 2]; }
+  float* sums(std::size_t block) {
+    return block < 2 ? reinterpret_cast<float*>(pages[kSteps * kParts + block].stored) : sums_[block - 2];
+  }
 };
 constexpr std::size_t kPage = sizeof(Held::Page) / sizeof(std::uint16_t), kPageFloats = kPage / 2;
 static_assert(kSteps * kParts + 2 <= kBlocks * kSteps);
@@ -96,7 +98,7 @@ class SmallChain {
       const Place second = after(next);
       const bool starts = column == 0, makes = column + kLanes < columns, first = column + 2 * kLanes < columns;
       if (!starts) {
-        begin_first(From == Source::rectified ? second : next);
+        if (From == Source::rectified ? first : makes) begin_first(From == Source::rectified ? second : next);
         begin_third();
       }
       _tile_zero(0);
@@ -111,7 +113,7 @@ class SmallChain {
           make(then, turn);
         });
         multiply_first(1);
-        begin_first(From == Source::rectified ? second : next);
+        if constexpr (From == Source::rectified) begin_first(second);
         multiply_first(0);
         const Made last = made(next, 1);
         multiply_step(1, [&](std::size_t turn) PEARL_AMX_SIMD __attribute__((always_inline)) { make(last, turn); });
@@ -231,8 +233,13 @@ class SmallChain {
     const std::ptrdiff_t c = at.in(first_.c_panel) + static_cast<std::ptrdiff_t>(row * kPanel);
     if constexpr (From == Source::rectified)
       return {held_.first_sums[row], nullptr, nullptr, first_.c + c, to, of_block(first_signs_, at, row), keeps_first_};
-    return {held_.first_b[at.column != 0][0], held_.first_weights[0] + row, first_.gate + c,
-            first_.c + c, to, of_block(first_signs_, at, row), keeps_first_};
+    return {held_.first_b[at.column != 0][0],
+            held_.first_weights[0] + row,
+            first_.gate + c,
+            first_.c + c,
+            to,
+            of_block(first_signs_, at, row),
+            keeps_first_};
   }
   // Steps i and i + 16 of 32 are a pair.
   PEARL_AMX_INLINE static void make(const Made& m, std::size_t turn) {
@@ -323,15 +330,15 @@ class SmallChain {
     for (std::size_t o = 0; o < f.third_rows; ++o, weights += kWidth, to += kLanes) {
       __m512 third = _mm512_load_ps(to);
 #pragma GCC unroll 4
-      for (std::size_t i = 0; i < kFinished; ++i)
-        third = _mm512_fmadd_ps(sum[i], _mm512_set1_ps(weights[i]), third);
+      for (std::size_t i = 0; i < kFinished; ++i) third = _mm512_fmadd_ps(sum[i], _mm512_set1_ps(weights[i]), third);
       _mm512_store_ps(to, third);
     }
   }
 
   PEARL_AMX_INLINE void begin_third() const {
     for (std::size_t o = 0; o < third_.m; ++o)
-      _mm512_store_ps(held_.third_sums[o], third_.bias == nullptr ? _mm512_setzero_ps() : _mm512_set1_ps(third_.bias[o]));
+      _mm512_store_ps(held_.third_sums[o],
+                      third_.bias == nullptr ? _mm512_setzero_ps() : _mm512_set1_ps(third_.bias[o]));
   }
   PEARL_AMX_INLINE void end_third(const Place& at) const {
     float* c = third_.c + at.in(third_.c_panel);
@@ -346,7 +353,7 @@ class SmallChain {
       for (std::size_t k = 0; k < Terms; ++k, b += kPanel)
         if (k < first_.depth) _mm512_store_ps(held_.first_b[at.column != 0][k], _mm512_loadu_ps(b));
     if constexpr (From == Source::rectified) {
-      std::uint32_t(*const rows)[kLanes] = held_.first_right[0];
+      std::uint32_t (*const rows)[kLanes] = held_.first_right;
       for (std::size_t k = 0; k < first_.depth; ++k, b += kPanel) {
         const Thirds x = thirds_of(_mm512_loadu_ps(b));
         const __m512i pair = pair_of(x.high, x.middle);
@@ -364,7 +371,7 @@ class SmallChain {
     finish_stores();
 #pragma GCC unroll 1
     for (std::size_t tile = 0; tile < first_tiles_; ++tile) {
-      _tile_loadd(4, held_.first_right[tile], 64);
+      _tile_loadd(4, held_.first_right[tile * kLanes], 64);
       _tile_loadd(7, held_.first_left[tile][2 * step], 64);
       multiply_tiles<5, 7, 4>();
       _tile_loadd(7, held_.first_left[tile][2 * step + 1], 64);
@@ -403,25 +410,26 @@ class SmallChain {
     const __m512i middle = _mm512_and_si512(_mm512_castps_si512(left), upper);
     return {high, middle, _mm512_castps_si512(_mm512_sub_ps(left, _mm512_castsi512_ps(middle)))};
   }
+  PEARL_AMX_INLINE static __m512i all(std::size_t number) { return _mm512_set1_epi32(static_cast<int>(number)); }
   // The first product's a, and its bias. As a tile has room for 32 steps, and the product takes few, all products of parts
   // are steps of one: pairs (high, high) of a meet (high, middle) of b, (middle, middle) the same, and (high, low) meet
   // (low, high). The bias's parts meet ones.
   PEARL_AMX_INLINE void split_first() const {
     const std::size_t depth = first_.depth, group = kLanes / depth;
-    std::fill_n(held_.first_right[0][0], first_tiles_ * kLanes * kLanes, 0u);
-    std::fill_n(held_.first_right[0][3 * depth], kLanes, 0x3F803F80u);
-    std::fill_n(held_.first_right[0][3 * depth + 1], kLanes, 0x3F80u);
+    std::fill_n(held_.first_right[0], first_tiles_ * kLanes * kLanes, 0u);
+    std::fill_n(held_.first_right[3 * depth], kLanes, 0x3F803F80u);
+    std::fill_n(held_.first_right[3 * depth + 1], kLanes, 0x3F80u);
     alignas(64) std::uint32_t bias[2][kWidth];
     for (std::size_t i = 0; i < kWidth; i += kLanes) {
       const Thirds parts = thirds_of(_mm512_loadu_ps(first_.bias + i));
       _mm512_store_si512(bias[0] + i, pair_of(parts.high, parts.middle));
       _mm512_store_si512(bias[1] + i, pair_of(parts.low, _mm512_setzero_si512()));
     }
-    const auto all = [](std::size_t number) PEARL_AMX_SIMD __attribute__((always_inline)) { return _mm512_set1_epi32(static_cast<int>(number)); };
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     for (std::size_t tile = 0; tile < first_tiles_; ++tile) {
       const __m512i column = _mm512_add_epi32(lanes, all(tile * kLanes));
-      const auto below = [&](std::size_t bound) PEARL_AMX_SIMD __attribute__((always_inline)) { return _mm512_cmplt_epi32_mask(column, all(bound)); };
+      const auto below = [&](std::size_t bound) PEARL_AMX_SIMD
+          __attribute__((always_inline)) { return _mm512_cmplt_epi32_mask(column, all(bound)); };
       const __mmask16 is_high = below(depth), is_pair = below(2 * depth), is_weight = below(3 * depth);
       const auto is_low = static_cast<__mmask16>(is_weight & ~is_pair);
       const auto is_bias = static_cast<__mmask16>(below(3 * depth + 1) & ~is_weight);
@@ -453,7 +461,8 @@ class SmallChain {
     constexpr auto lanes = static_cast<std::ptrdiff_t>(kLanes);
     const std::size_t block = unit * kRows / kLanes, row = unit * kRows % kLanes;
     std::uint16_t* const to = held_.left(step, block) + row * kDepth;
-    const float* a = g_.a + static_cast<std::ptrdiff_t>(unit * kRows) * g_.a_row + static_cast<std::ptrdiff_t>(step * kDepth) * g_.a_step;
+    const float* a = g_.a + static_cast<std::ptrdiff_t>(unit * kRows) * g_.a_row +
+                     static_cast<std::ptrdiff_t>(step * kDepth) * g_.a_step;
     if (g_.a_step == 1) {
 #pragma GCC unroll 8
       for (std::size_t i = 0; i < kRows; ++i, a += g_.a_row)

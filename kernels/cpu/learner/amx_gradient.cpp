@@ -147,8 +147,7 @@ class Gradient {
     }
     for (std::size_t first = 0; first < g_.last; first += kUnit) {
       __m512 x[kBlocks][kUnit];
-      for (std::size_t block = 0; block < kBlocks; ++block)
-        load_x(panel, block, first, x[block]);
+      for (std::size_t block = 0; block < kBlocks; ++block) load_x(panel, block, first, x[block]);
       const bool adds = g_.accumulate || first > 0;
       for (std::size_t row = 0; row < kSquare; ++row) {
         float* const to = g_.weights + row * kSquare;
@@ -267,7 +266,8 @@ class Gradient {
       for (std::size_t column = 0; column < kLanes; column += 4) {
         __m512 turned[4];
         turn_columns(sums_[row] + column, kLanes, turned);
-        total = _mm512_add_ps(total, _mm512_add_ps(_mm512_add_ps(turned[0], turned[1]), _mm512_add_ps(turned[2], turned[3])));
+        total = _mm512_add_ps(total,
+                              _mm512_add_ps(_mm512_add_ps(turned[0], turned[1]), _mm512_add_ps(turned[2], turned[3])));
       }
       _mm512_storeu_ps(bias, total);
     }

@@ -396,7 +396,6 @@ void Network::weights_gradient(std::size_t at, const float* parameters, float* g
   }
   float* const weights = gradients + op.weight;
   if (is_square(at, panels)) {
-    const std::size_t last = count - (panels - 1) * size;
     SquareGradient square{};
     square.width = in;
     square.panels = panels;

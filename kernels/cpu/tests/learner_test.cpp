@@ -115,7 +115,7 @@ void test_chain() {
         for (const std::size_t panels : {std::size_t{1}, std::size_t{2}, std::size_t{4}, most})
           for (const int kind : {0, 1, 2}) {
             const std::size_t last = panels % 2 == 0 ? panel / 2 : panel;
-            const Floats x = random_floats(terms * panel * most, 1), first = random_floats(width * terms, 2, 0.3f);
+            const Floats x = random_floats(terms * panel * panels, 1), first = random_floats(width * terms, 2, 0.3f);
             const Floats second = random_floats(width * width, 3, 0.2f),
                          third = random_floats(ends * width + 1, 4, 0.2f);
             const Floats biases = random_floats(3 * width, 5), gates = random_floats(2 * width * panel * most, 6);
@@ -184,19 +184,21 @@ void test_chain() {
                 for (std::size_t c = 0; c < (p + 1 == panels ? last : panel); ++c)
                   for (std::size_t of = 0; of < 2; ++of)
                     for (std::size_t f = 0; f < width; ++f)
-                      visit(signs[p * Chain::kSigns + c / 16 * (Chain::kSigns / 2) + of * Chain::kMostSigns + f], c % 16,
-                            is_above(of, p, f, c));
+                      visit(signs[p * Chain::kSigns + c / 16 * (Chain::kSigns / 2) + of * Chain::kMostSigns + f],
+                            c % 16, is_above(of, p, f, c));
             };
             if (width == 64 && kind == 1)
               each_sign([](std::uint16_t& sign, std::size_t bit, bool passes) {
                 if (passes) sign = static_cast<std::uint16_t>(sign | 1u << bit);
               });
-            const bool of_signs = run(true, false, free[0], free[1], free[2], signs.data(), signs.data() + Chain::kMostSigns);
+            const bool of_signs =
+                run(true, false, free[0], free[1], free[2], signs.data(), signs.data() + Chain::kMostSigns);
             for (std::size_t i = 0; i < expected[2].size(); ++i)
               CHECK(std::fabs(static_cast<double>(free[2][i] - expected[2][i])) < tolerance);
             if (of_signs && kind == 0) {
               std::size_t others = 0;  // numbers next to 0, which rounding may move to its other side
-              each_sign([&](std::uint16_t sign, std::size_t bit, bool passes) { others += (sign >> bit & 1) != passes; });
+              each_sign(
+                  [&](std::uint16_t sign, std::size_t bit, bool passes) { others += (sign >> bit & 1) != passes; });
               CHECK(others < 5);
             }
           }
@@ -250,7 +252,8 @@ void test_square_gradient() {
           const Floats exact = slopes;
           if (terms > 0) slopes.assign(floats, none);
           const std::size_t inputs = terms == 0 || terms > kernels.remade ? 0 : terms;
-          const Floats before_x = filled(std::max<std::size_t>(inputs, 1), 7, 0.5f, none), b = random_floats(width * (inputs + 1), 8, 0.3f);
+          const Floats before_x = filled(std::max<std::size_t>(inputs, 1), 7, 0.5f, none),
+                       b = random_floats(width * (inputs + 1), 8, 0.3f);
           Floats remade = x;
           if (inputs > 0) {
             made_x.a = b.data();
@@ -270,8 +273,8 @@ void test_square_gradient() {
             made_x.c_panel = static_cast<std::ptrdiff_t>(width) * stride;
             kernels.gemm(made_x);
           }
-          SquareGradient gradient{width, panels, last, slopes.data(), x.data(), made, made_x, weights.data(),
-                                  nullptr, accumulate};
+          SquareGradient gradient{width, panels, last,           slopes.data(), x.data(),
+                                  made,  made_x, weights.data(), nullptr,       accumulate};
           float* const bias = weights.data() + width * width;
           gradient.bias = bias;
           kernels.square_gradient(gradient);
@@ -299,8 +302,7 @@ void test_judging() {
       for (std::size_t layer = 0; layer <= hidden; ++layer) {
         const std::size_t to = layer < hidden ? width : outputs;
         const auto value = static_cast<std::ptrdiff_t>(ops.size()), weight = static_cast<std::ptrdiff_t>(parameters);
-        ops.push_back(
-            {OpKind::linear, {value, kNone}, to, weight, weight + static_cast<std::ptrdiff_t>(to * from)});
+        ops.push_back({OpKind::linear, {value, kNone}, to, weight, weight + static_cast<std::ptrdiff_t>(to * from)});
         if (layer < hidden) ops.push_back({OpKind::relu, {value + 1, kNone}, to});
         parameters += to * (from + 1);
         from = to;
@@ -513,7 +515,8 @@ void test_gradients() {
                                   Example::kActions, workspace.gradient(network.output(), p), panel);
     }
     network.forward(parameters.data(), workspace, panels, last_columns);
-    network.backward(parameters.data(), gradients.data(), workspace, panels, rows, last_columns, false, Example::kInputs);
+    network.backward(parameters.data(), gradients.data(), workspace, panels, rows, last_columns, false,
+                     Example::kInputs);
 
     std::vector<double> exact(parameters.begin(), parameters.end());
     const auto total = [&] {
