@@ -240,7 +240,7 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
     for (std::size_t j = 0; j < judges_.size(); ++j)
       worker.judged[j] = worker.next_critics[judges_[j]].value(model_.critics[judges_[j]]->output(), p);
     of_critics(worker, critics, p);
-    // In loops without branches, which guess wrong for half of the transitions.
+    // In loops without branches, of which the processor would guess half wrong.
     float* const targets = worker.judgements.data();
     std::copy_n(judged[0], count, targets);
     for (std::size_t j = 1; j < judges_.size(); ++j)
@@ -248,7 +248,8 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
         const float next = judged[j][c];
         targets[c] = (next < targets[c]) | (next != next) ? next : targets[c];  // keeps a NaN of any
       }
-    for (std::size_t c = 0; c < count && settings_.stochastic; ++c) targets[c] -= temperature * log_prob[c];
+    if (settings_.stochastic)
+      for (std::size_t c = 0; c < count; ++c) targets[c] -= temperature * log_prob[c];
     const float *rewards = batch.rewards + first, *discounts = batch.discounts + first,
                 *weights = batch.weights + first;
     for (std::size_t c = 0; c < count; ++c) targets[c] = rewards[c] + discounts[c] * targets[c];

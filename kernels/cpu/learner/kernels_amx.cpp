@@ -2,8 +2,8 @@
 //
 // AMX multiplies bfloat16 numbers of eight bits and adds in float32. A float32 number of 24 bits is the sum of three
 // such numbers, high + middle + low, without a remainder. Of the nine products of their parts, six are formed: the
-// other three are below 2^-24 of the whole, which is what rounding a float32 loses. So the result is as exact as
-// AVX-512's. The reduced form takes high and middle alone, and three products: 16 bits of each factor. Numbers below
+// other three are as small as what rounding a float32 loses, and have either sign. So the result is as exact as
+// AVX-512's (docs/concepts.md: measured errors). The reduced form takes high and middle alone, and three products: 16 bits of each factor. Numbers below
 // 2^-126 count as zeros, and an infinite factor gives NaN.
 #include "amx_blocks.hpp"
 #include "pearl/learner/kernels.hpp"

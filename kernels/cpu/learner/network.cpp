@@ -380,7 +380,9 @@ bool Network::makes_slopes(std::size_t at, std::size_t panels) const {
 }
 
 bool Network::makes_input(std::size_t at, std::size_t panels) const {
-  return at > 0 && makes_slopes(at, panels) && steps_[at].follows && widths_[steps_[at - 1].in[0]] <= kernels_.remade;
+  if (at == 0 || !makes_slopes(at, panels) || !steps_[at].follows) return false;
+  const Step& before = steps_[at - 1];
+  return before.op.bias != kNone && widths_[before.in[0]] <= kernels_.remade;
 }
 
 void Network::weights_gradient(std::size_t at, const float* parameters, float* gradients, Workspace& workspace,
