@@ -14,6 +14,9 @@ the whole step has a row of its own. rltools is compiled for each problem, with 
 seconds are that compilation (0: ours compiles nothing for a problem). A row per case has its matrix products alone, at
 the SGEMM peak. rlox trains with torch, and its DQN has a squared loss. Neither has DDPG. Where the processor has AMX,
 rows "of 16 bits" are the same steps with PEARL_MATMUL=high; all others are in float32.
+
+A "PPO minibatch" is a training on a rollout with eleven epochs less one with a single epoch, divided by the minibatches
+of ten: with ReLU and without clipping of gradients, as rltools has it. Its rollouts, in its own Pendulum, fall away.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -36,14 +39,20 @@ from benchmarks.record import Row, shown, write
 from benchmarks.timing import DifferenceError, alternate_calls, one_thread, options
 from benchmarks.workload import Filled, Loop
 from pearl import _native
-from pearl.algorithms import DDPG, DQN, SAC, TD3
+from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3
 from pearl.backends.cpu.learner import NativeLearner
+from pearl.backends.cpu.rollout_learner import NativeRolloutLearner
 from pearl.learner.torch_learner import TorchLearner
 from pearl.replay import DataStorage, make_replay_manager
 from pearl.spec import ReplayMode, ReplaySpec, TransitionSpec
 
 GOALS: dict[tuple[tuple[int, ...], int], float] = {((64, 64), 32): 10.0, ((256, 256), 32): 3.0, ((256, 256), 512): 1.15}
-PEERS = {"rltools_training": "rltools, MKL", "rltools_plain": "rltools, without a BLAS", "rlox_training": "rlox"}
+PEERS = {
+    "rltools_training": "rltools, MKL",
+    "rltools_plain": "rltools, without a BLAS",
+    "rltools_ppo_training": "rltools, MKL",
+    "rlox_training": "rlox",
+}
 FLOOR = "the step's matrix products alone, at the rate of SGEMM here"
 SLOTS = 10_000
 PUBLICATION_INTERVAL = 100
@@ -136,6 +145,11 @@ SAMPLING_CASES = (
     SamplingCase("SAC", (256, 256), 256),
     SamplingCase("TD3", (256, 256), 256),
     SamplingCase("DQN", (64, 64), 32, "CartPole-v1", 4, 2),
+)
+
+PPO_CASES = (
+    training.Case("ppo", "Pendulum-v1", (64, 64), 100, 1000, envs=8, epochs=11, activation="relu"),
+    training.Case("ppo", "Pendulum-v1", (256, 256), 256, 2048, envs=8, epochs=11, activation="relu"),
 )
 
 
@@ -294,6 +308,46 @@ def sampling_rows(
     yield Row.of(f"compilation for {case.name}", "s", "lower", [0.0], side.name, compile_s)
 
 
+def measure_ppo(case: training.Case, peers: Sequence[str], repeats: int, repeat_s: float) -> Iterator[Row]:
+    """Minibatches of ours and of each peer, in turns: what a training with more epochs takes more."""
+    one_epoch = replace(case, epochs=1)
+    minibatches = (case.epochs - 1) * (case.slots // case.batch)
+    ours: list[float] = []
+    trainings = [partial(ppo_learner(each).train, rollout_of(case)) for each in (case, one_epoch)]
+    with ExitStack() as stack:
+        sides = [
+            [stack.enter_context(training.Side(peer, each, PEERS[peer])) for each in (case, one_epoch)]
+            for peer in training.compared(peers, case)
+        ]
+        theirs: list[list[float]] = [[] for _ in sides]
+        for _ in range(repeats):
+            several, one = alternate_calls(trainings, 1, repeat_s)[:, 0]
+            ours.append((several - one) / minibatches)
+            for pair, found in zip(sides, theirs, strict=True):
+                if any(side.reason for side in pair):
+                    continue
+                several, one = (case.slots * 1e6 / side.train(repeat_s) for side in pair)
+                found.append((several - one) / minibatches)
+    name = f"PPO minibatch {'x'.join(map(str, case.hidden))} B={case.batch}"
+    for (side, _), found in zip(sides, theirs, strict=True):
+        yield Row.of(name, "us", "lower", ours, f"{side.name}: training", found, side.reason)
+
+
+def ppo_learner(case: training.Case) -> NativeRolloutLearner:
+    """A native learner with the settings of the peers."""
+    pendulum = spaces.Box(-8.0, 8.0, (3,), np.float32), spaces.Box(-2.0, 2.0, (1,), np.float32)
+    trainer = PPO(*pendulum, hidden_sizes=case.hidden, activation=case.activation, max_grad_norm=0.0, seed=0)
+    return NativeRolloutLearner(trainer, epochs=case.epochs, batch_size=case.batch)
+
+
+def rollout_of(case: training.Case) -> dict[str, np.ndarray]:
+    """A rollout of random numbers."""
+    rng = np.random.default_rng(0)
+    columns = {"obs": (case.slots, 3), "action": (case.slots, 1), "advantage": (case.slots,), "ret": (case.slots,)}
+    rollout = {name: rng.normal(size=shape).astype(np.float32) for name, shape in columns.items()}
+    return rollout | {"log_prob": np.full(case.slots, -1.4, np.float32)}
+
+
 def main() -> None:
     parser = options(__doc__, "a few cases")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS, metavar="NAME", help=", ".join(PEERS))
@@ -309,6 +363,8 @@ def main() -> None:
         rows += measure(case, repeats, repeat_s, max(ours, theirs))
     for sampling_case in SAMPLING_CASES[:1] if quick else SAMPLING_CASES:
         rows += shown(measure_sampling(sampling_case, peers, repeats, 10 * repeat_s, max(ours, theirs)))
+    for ppo_case in PPO_CASES[:1] if quick else PPO_CASES:
+        rows += shown(measure_ppo(ppo_case, peers, repeats, 10 * repeat_s))
     if not quick and len(peers) == len(PEERS):
         write("learner", "make bench-learner", 1, rows, kernels=_native.selected_learner_kernels())
 

@@ -24,6 +24,7 @@ Measure = Callable[[float], dict[str, float]]  # trains for seconds; returns "ep
 SOME: dict[str, tuple[Algorithm, ...]] = {  # peers of which benchmarks show only what they can train
     "rltools_training": ("sac", "td3"),
     "rltools_plain": ("sac", "td3"),
+    "rltools_ppo_training": ("ppo",),
     "rlox_training": ("dqn", "sac", "td3"),
 }
 CHUNK_S = 0.1  # about how long one call of `train` may take
@@ -45,6 +46,7 @@ class Case:
     threads: int = 1
     double: bool = False  # double DQN
     learners: int = 0  # in processes of their own, which share each batch
+    activation: Literal["tanh", "relu"] = "tanh"  # of PPO's networks; those of the others have ReLU
 
     @property
     def title(self) -> str:
