@@ -68,6 +68,7 @@ struct Held {
 constexpr std::size_t kPage = sizeof(Held::Page) / sizeof(std::uint16_t), kPageFloats = kPage / 2;
 static_assert(kSteps * kParts + 2 <= kBlocks * kSteps);
 
+// `Terms` of a first product with a gate; 0: any number.
 template <std::size_t Parts, Source From, std::size_t Terms, Ending End>
 class SmallChain {
  public:
@@ -91,7 +92,7 @@ class SmallChain {
     begin_first(at);
     multiply_first(0);
     multiply_first(1);
-    for (std::size_t turn = 0; turn < kTurns; ++turn) make(made(at, 0), turn);
+    for (std::size_t turn = 0; turn < kTurns; ++turn) make_apart(made(at, 0), turn);
     begin_first(next);
     multiply_first(0);
     for (std::size_t column = 0; column < columns; column += kLanes) {
@@ -108,15 +109,16 @@ class SmallChain {
       if (starts) {
         const Made now = made(at, 1), then = made(next, 0);
         multiply_step(0, [&](std::size_t turn) PEARL_AMX_SIMD __attribute__((always_inline)) {
-          make(now, turn);
+          make_apart(now, turn);
           split_left(1, turn);
-          make(then, turn);
+          make_apart(then, turn);
         });
         multiply_first(1);
         if constexpr (From == Source::rectified) begin_first(second);
         multiply_first(0);
         const Made last = made(next, 1);
-        multiply_step(1, [&](std::size_t turn) PEARL_AMX_SIMD __attribute__((always_inline)) { make(last, turn); });
+        multiply_step(1,
+                      [&](std::size_t turn) PEARL_AMX_SIMD __attribute__((always_inline)) { make_apart(last, turn); });
         multiply_first(1);
       } else {
 #pragma GCC unroll 1
@@ -223,22 +225,25 @@ class SmallChain {
     const float *x, *weights, *gate;
     float* c;
     std::uint16_t *to, *signs;
+    std::size_t terms;
     bool keeps;
   };
   PEARL_AMX_INLINE Made made(const Place& at, std::size_t step) const {
     const std::size_t row = step * kDepth;
     std::uint16_t* const to = held_.right(step);
     if constexpr (From == Source::memory)
-      return {g_.b + at.in(g_.b_panel) + row * kPanel, nullptr, nullptr, nullptr, to, nullptr, false};
+      return {g_.b + at.in(g_.b_panel) + row * kPanel, nullptr, nullptr, nullptr, to, nullptr, 0, false};
     const std::ptrdiff_t c = at.in(first_.c_panel) + static_cast<std::ptrdiff_t>(row * kPanel);
     if constexpr (From == Source::rectified)
-      return {held_.first_sums[row], nullptr, nullptr, first_.c + c, to, of_block(first_signs_, at, row), keeps_first_};
+      return {held_.first_sums[row],           nullptr, nullptr,     first_.c + c, to,
+              of_block(first_signs_, at, row), 0,       keeps_first_};
     return {held_.first_b[at.column != 0][0],
             held_.first_weights[0] + row,
             first_.gate + c,
             first_.c + c,
             to,
             of_block(first_signs_, at, row),
+            first_.depth,
             keeps_first_};
   }
   // Steps i and i + 16 of 32 are a pair.
@@ -259,8 +264,9 @@ class SmallChain {
         const __mmask16 odd_passes =
             m.signs != nullptr ? m.signs[i + kLanes] : positive(_mm512_loadu_ps(gate + kLanes * kPanel));
         even = odd = none;
-#pragma GCC unroll 16
-        for (std::size_t k = 0; k < Terms; ++k) {
+        const std::size_t terms = Terms > 0 ? Terms : m.terms;
+#pragma GCC unroll 2
+        for (std::size_t k = 0; k < terms; ++k) {
           const float* const weights = m.weights + k * kWidth + i;
           const __m512 number = _mm512_load_ps(m.x + k * kLanes);
           even = _mm512_maskz_fmadd_ps(even_passes, number, _mm512_set1_ps(weights[0]), even);
@@ -278,6 +284,8 @@ class SmallChain {
       split<Parts, false, kPage>(even, odd, m.to + i * kDepth);
     }
   }
+  // For the first block: as a call, as it is made once, and copies of it would be most of the code.
+  PEARL_AMX_SIMD __attribute__((noinline)) static void make_apart(const Made& m, std::size_t turn) { make(m, turn); }
 
   // Rows of the second product's result, 32 of them, for a block of columns.
   struct Finished {
@@ -350,8 +358,8 @@ class SmallChain {
   PEARL_AMX_INLINE void begin_first(const Place& at) const {
     const float* b = first_.b + at.in(first_.b_panel);
     if constexpr (From == Source::gated)
-      for (std::size_t k = 0; k < Terms; ++k, b += kPanel)
-        if (k < first_.depth) _mm512_store_ps(held_.first_b[at.column != 0][k], _mm512_loadu_ps(b));
+      for (std::size_t k = 0; k < first_.depth; ++k, b += kPanel)
+        _mm512_store_ps(held_.first_b[at.column != 0][k], _mm512_loadu_ps(b));
     if constexpr (From == Source::rectified) {
       std::uint32_t (*const rows)[kLanes] = held_.first_right;
       for (std::size_t k = 0; k < first_.depth; ++k, b += kPanel) {
@@ -383,14 +391,8 @@ class SmallChain {
 
   PEARL_AMX_SIMD __attribute__((noinline)) void prepare() const {
     if constexpr (From == Source::rectified) split_first();
-    if constexpr (From == Source::gated) {
+    if constexpr (From == Source::gated)
       copy_weights(first_.a, first_.a_step, first_.a_row, first_.depth, held_.first_weights);
-      for (std::size_t k = first_.depth; k < Terms; ++k) {
-        std::fill_n(held_.first_weights[k], kWidth, 0.0f);
-        std::fill_n(held_.first_b[0][k], kLanes, 0.0f);
-        std::fill_n(held_.first_b[1][k], kLanes, 0.0f);
-      }
-    }
     copy_weights(third_.a, third_.a_row, third_.a_step, third_.m, held_.third_weights);
   }
   static void copy_weights(const float* a, std::ptrdiff_t row, std::ptrdiff_t column, std::size_t rows,
@@ -503,13 +505,6 @@ bool fits(const Chain& chain) {
           (is_gated(first) && is_gated(g)));
 }
 
-template <std::size_t Parts, std::size_t Terms>
-void run_gated(const Chain& chain) {
-  if constexpr (2 * Terms <= Chain::kMostTerms)
-    if (chain.first.depth > Terms) return run_gated<Parts, 2 * Terms>(chain);
-  SmallChain<Parts, Source::gated, Terms, Ending::gated>(chain).run();
-}
-
 }  // namespace
 
 template <std::size_t Parts>
@@ -519,8 +514,12 @@ bool multiply_chain(const Chain& chain) {
   if (chain.first.m == 0 && (chain.first_signs != nullptr || chain.second_signs != nullptr)) return false;
   if (chain.first.m > 0 && is_rectified(chain.first))
     SmallChain<Parts, Source::rectified, 0, Ending::rectified>(chain).run();
+  else if (chain.first.m > 0 && chain.first.depth == 1)
+    SmallChain<Parts, Source::gated, 1, Ending::gated>(chain).run();
+  else if (chain.first.m > 0 && chain.first.depth == 2)
+    SmallChain<Parts, Source::gated, 2, Ending::gated>(chain).run();
   else if (chain.first.m > 0)
-    run_gated<Parts, 1>(chain);
+    SmallChain<Parts, Source::gated, 0, Ending::gated>(chain).run();
   else if (is_rectified(chain.second))
     SmallChain<Parts, Source::memory, 0, Ending::rectified>(chain).run();
   else if (is_gated(chain.second))

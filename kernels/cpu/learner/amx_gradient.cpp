@@ -72,7 +72,7 @@ class Gradient {
   bool whole(std::size_t panel) const { return panel + 1 < g_.panels || g_.last > kLanes; }
 
   // Four rows of a pair, which begins with `block`: transitions i and i + 16 are a pair of steps.
-  PEARL_AMX_INLINE void split_left(std::size_t panel, std::size_t block, std::size_t unit) {
+  PEARL_AMX_SIMD __attribute__((noinline)) void split_left(std::size_t panel, std::size_t block, std::size_t unit) {
     block += unit / kUnit;
     const std::size_t row = unit % kUnit * kUnit;
     std::uint16_t* const to = held_.left(block) + row * kDepth;
@@ -116,7 +116,8 @@ class Gradient {
     for (std::size_t i = 0; i < kUnit; ++i)
       _mm512_store_ps(sums_[row + i], _mm512_add_ps(_mm512_load_ps(sums_[row + i]), _mm512_add_ps(even[i], odd[i])));
   }
-  PEARL_AMX_INLINE void split_right(std::size_t panel, std::size_t block, std::size_t unit) const {
+  PEARL_AMX_SIMD __attribute__((noinline)) void split_right(std::size_t panel, std::size_t block,
+                                                            std::size_t unit) const {
     block += unit / kUnit;
     const std::size_t row = unit % kUnit * kUnit;
     std::uint16_t* const to = held_.right(block) + row * kDepth;
