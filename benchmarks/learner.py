@@ -15,8 +15,9 @@ seconds are that compilation (0: ours compiles nothing for a problem). A row per
 the SGEMM peak. rlox trains with torch, and its DQN has a squared loss. Neither has DDPG. Where the processor has AMX,
 rows "of 16 bits" are the same steps with PEARL_MATMUL=high; all others are in float32.
 
-A "PPO minibatch" is a training on a rollout with eleven epochs less one with a single epoch, divided by the minibatches
-of ten: with ReLU and without clipping of gradients, as rltools has it. Its rollouts, in its own Pendulum, fall away.
+A "PPO minibatch" is the time of eleven epochs on a rollout less that of one epoch, divided by the minibatches of ten
+epochs, with ReLU and without clipping of gradients, as is rltools' default. So what its loop does besides, collecting
+in its own Pendulum in C++, does not count.
 """
 
 from __future__ import annotations
@@ -326,11 +327,16 @@ def measure_ppo(case: training.Case, peers: Sequence[str], repeats: int, repeat_
             for pair, found in zip(sides, theirs, strict=True):
                 if any(side.reason for side in pair):
                     continue
-                several, one = (case.slots * 1e6 / side.train(repeat_s) for side in pair)
-                found.append((several - one) / minibatches)
+                try:
+                    several, one = (case.slots * 1e6 / side.train(repeat_s) for side in pair)
+                except RuntimeError as error:
+                    pair[0].reason = str(error)
+                else:
+                    found.append((several - one) / minibatches)
     name = f"PPO minibatch {'x'.join(map(str, case.hidden))} B={case.batch}"
-    for (side, _), found in zip(sides, theirs, strict=True):
-        yield Row.of(name, "us", "lower", ours, f"{side.name}: training", found, side.reason)
+    for (side, one_side), found in zip(sides, theirs, strict=True):
+        reason = side.reason or one_side.reason
+        yield Row.of(name, "us", "lower", ours, f"{side.name}: training", [] if reason else found, reason)
 
 
 def ppo_learner(case: training.Case) -> NativeRolloutLearner:

@@ -44,9 +44,9 @@ PEARL_AMX_INLINE __m512i pair_of(__m512i lower, __m512i upper) {
   return _mm512_mask_shuffle_epi8(upper, kLower, lower, down);
 }
 
-// Pairs of numbers (even, odd) as `Parts` vectors of pairs of bfloat16 numbers, `Apart` from each other. `Rounds`: the
-// first of three parts is the nearest to the number, and what is left has either sign; else it is what is above it. So
-// the products of parts that are left out do not add up if one of the factors is rounded.
+// Pairs of numbers (even, odd) as `Parts` vectors of pairs of bfloat16 numbers, `Apart` from each other. With `Rounds`, the
+// first of three parts is rounded to the nearest, so that what is left has either sign; else it is cut off, which takes
+// less time. One rounded factor is enough: the products of parts that are left out have either sign then.
 template <std::size_t Parts, bool Rounds = true, std::size_t Apart = kTileNumbers>
 PEARL_AMX_INLINE void split(__m512 even, __m512 odd, std::uint16_t* to) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)), half = _mm512_set1_epi32(0x8000);

@@ -19,6 +19,8 @@ constexpr std::size_t kSplitRows = 2, kFinishRows = 4;
 // Compilers do not know that a tile's load reads memory.
 PEARL_AMX_INLINE void finish_stores() { asm volatile("" ::: "memory"); }
 
+PEARL_AMX_INLINE __mmask16 positive(__m512 x) { return _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ); }
+
 inline __mmask16 first_lanes(std::size_t count) {
   return static_cast<__mmask16>(count >= kLanes ? 0xFFFFu : (1u << count) - 1);
 }
@@ -89,7 +91,7 @@ struct Finish {
     if (gate != nullptr)
       each([&](__m512& sum, std::size_t, std::ptrdiff_t at) PEARL_AMX_SIMD __attribute__((always_inline)) {
         const __m512 gates = _mm512_maskz_loadu_ps(lanes, gate + at);
-        sum = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(gates, none, _CMP_GT_OQ), sum);
+        sum = _mm512_maskz_mov_ps(positive(gates), sum);
       });
     each([&](__m512& sum, std::size_t, std::ptrdiff_t at) PEARL_AMX_SIMD __attribute__((always_inline)) {
       _mm512_mask_storeu_ps(c + at, lanes, sum);
@@ -147,8 +149,15 @@ template <std::size_t Parts>
 bool multiply_chain(const Chain& chain);
 
 constexpr std::size_t kSquare = 64;  // the width of layers in chains and of square_gradient
-constexpr std::size_t kRemade = 6;   // inputs of the layer before, of which square_gradient makes its own
+constexpr std::size_t kRemade = 6;   // most inputs of the layer before of which square_gradient makes x again
 constexpr std::size_t kPanel = 32;   // columns of a panel
+
+// Rows of weights that are `row` floats apart, of numbers that are `column` floats apart.
+inline void copy_weights(const float* a, std::ptrdiff_t row, std::ptrdiff_t column, std::size_t rows,
+                         float (*to)[kSquare]) {
+  for (std::size_t i = 0; i < rows; ++i, a += row)
+    for (std::size_t j = 0; j < kSquare; ++j) to[i][j] = a[static_cast<std::ptrdiff_t>(j) * column];
+}
 
 template <std::size_t Parts>
 void square_gradient(const SquareGradient& gradient);

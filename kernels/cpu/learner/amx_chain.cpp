@@ -33,8 +33,6 @@ PEARL_AMX_INLINE void multiply_tiles() {
   asm volatile("tdpbf16ps\t%%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(To), "i"(Left), "i"(Right));
 }
 
-PEARL_AMX_INLINE __mmask16 positive(__m512 x) { return _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ); }
-
 // A block of columns.
 struct Place {
   std::ptrdiff_t panel = 0, column = 0;
@@ -61,6 +59,7 @@ struct Held {
 
   std::uint16_t* right(std::size_t step) { return pages[step * kParts].stored; }
   std::uint16_t* left(std::size_t step, std::size_t block) { return pages[step * kBlocks + block].left[0]; }
+  // Four would leave the cache's sets of that quarter no room for anything else.
   float* sums(std::size_t block) {
     return block < 2 ? reinterpret_cast<float*>(pages[kSteps * kParts + block].stored) : sums_[block - 2];
   }
@@ -97,9 +96,11 @@ class SmallChain {
     multiply_first(0);
     for (std::size_t column = 0; column < columns; column += kLanes) {
       const Place second = after(next);
-      const bool starts = column == 0, makes = column + kLanes < columns, first = column + 2 * kLanes < columns;
+      // Of the next block, the second product's b; of the one behind it, the first product.
+      const bool starts = column == 0, makes = column + kLanes < columns, makes_first = column + 2 * kLanes < columns;
       if (!starts) {
-        if (From == Source::rectified ? first : makes) begin_first(From == Source::rectified ? second : next);
+        if (From == Source::gated && makes) begin_first(next);
+        if (From == Source::rectified && makes_first) begin_first(second);
         begin_third();
       }
       _tile_zero(0);
@@ -129,7 +130,7 @@ class SmallChain {
             if (makes) make(then, turn);
             finish(done, turn);
           });
-          if (first) multiply_first(step);
+          if (makes_first) multiply_first(step);
         }
         end_third(before);
       }
@@ -265,7 +266,7 @@ class SmallChain {
             m.signs != nullptr ? m.signs[i + kLanes] : positive(_mm512_loadu_ps(gate + kLanes * kPanel));
         even = odd = none;
         const std::size_t terms = Terms > 0 ? Terms : m.terms;
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (std::size_t k = 0; k < terms; ++k) {
           const float* const weights = m.weights + k * kWidth + i;
           const __m512 number = _mm512_load_ps(m.x + k * kLanes);
@@ -395,11 +396,6 @@ class SmallChain {
       copy_weights(first_.a, first_.a_step, first_.a_row, first_.depth, held_.first_weights);
     copy_weights(third_.a, third_.a_row, third_.a_step, third_.m, held_.third_weights);
   }
-  static void copy_weights(const float* a, std::ptrdiff_t row, std::ptrdiff_t column, std::size_t rows,
-                           float (*to)[kWidth]) {
-    for (std::size_t i = 0; i < rows; ++i, a += row)
-      for (std::size_t j = 0; j < kWidth; ++j) to[i][j] = a[static_cast<std::ptrdiff_t>(j) * column];
-  }
 
   // The high, middle and low parts of numbers, each in upper halves.
   struct Thirds {
@@ -518,6 +514,8 @@ bool multiply_chain(const Chain& chain) {
     SmallChain<Parts, Source::gated, 1, Ending::gated>(chain).run();
   else if (chain.first.m > 0 && chain.first.depth == 2)
     SmallChain<Parts, Source::gated, 2, Ending::gated>(chain).run();
+  else if (chain.first.m > 0 && chain.first.depth == 4)
+    SmallChain<Parts, Source::gated, 4, Ending::gated>(chain).run();
   else if (chain.first.m > 0)
     SmallChain<Parts, Source::gated, 0, Ending::gated>(chain).run();
   else if (is_rectified(chain.second))

@@ -36,9 +36,7 @@ class Gradient {
   PEARL_AMX_SIMD void run() {
     if constexpr (MakesSlopes)
       for (float* sums : sums_) _mm512_store_ps(sums, _mm512_setzero_ps());
-    if constexpr (MakesX)
-      for (std::size_t k = 0; k < g_.made_x.depth; ++k)
-        for (std::size_t i = 0; i < kSquare; ++i) weights_of_x_[k][i] = g_.made_x.a[i * g_.made_x.depth + k];
+    if constexpr (MakesX) copy_weights(g_.made_x.a, 1, g_.made_x.a_row, g_.made_x.depth, weights_of_x_);
     const bool few = g_.last <= kFew;
     if (few) add_few();
     const std::size_t panels = few ? g_.panels - 1 : g_.panels;
@@ -99,8 +97,8 @@ class Gradient {
     __mmask16 even_passes[kUnit], odd_passes[kUnit];
 #pragma GCC unroll 4
     for (std::size_t i = 0; i < kUnit; ++i) {
-      even_passes[i] = _mm512_cmp_ps_mask(_mm512_loadu_ps(gate + i * kPanel), none, _CMP_GT_OQ);
-      odd_passes[i] = all ? _mm512_cmp_ps_mask(_mm512_loadu_ps(gate + i * kPanel + kLanes), none, _CMP_GT_OQ) : 0;
+      even_passes[i] = positive(_mm512_loadu_ps(gate + i * kPanel));
+      odd_passes[i] = all ? positive(_mm512_loadu_ps(gate + i * kPanel + kLanes)) : 0;
       even[i] = odd[i] = none;
     }
     const float *b = made.b + at * made.b_panel, *a = made.a + row;

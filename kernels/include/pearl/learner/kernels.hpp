@@ -111,7 +111,7 @@ struct LearnerKernels {
   std::size_t panel;
   std::size_t narrow;                        // inputs of a layer for which narrow_gradients is faster than gemm
   std::size_t square;                        // inputs and outputs of a layer for square_gradient; 0 without AMX
-  std::size_t remade;                        // numbers of which it makes x in less time than it takes to keep it
+  std::size_t remade;                        // most inputs of the layer before of which it makes x again
   const ByteConvolutionKernels* of_bytes;    // null without AMX
   const PanelConvolutionKernels* of_panels;  // the same
 
