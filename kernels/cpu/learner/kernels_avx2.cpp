@@ -6,6 +6,8 @@
 #include <immintrin.h>
 
 #include <array>
+#include <cmath>
+#include <limits>
 #include <utility>
 
 #define PEARL_SIMD __attribute__((target("avx2,fma")))
@@ -39,7 +41,7 @@ PEARL_OP void store_first(float* x, F value, std::size_t count) {
 PEARL_OP F multiply_add(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
 PEARL_OP F square_root(F a) { return _mm256_sqrt_ps(a); }
 PEARL_OP F fast_root(F a) { return square_root(a); }
-PEARL_OP F fast_quotient(F a, F b) { return a / b; }
+PEARL_OP F minus_fast_quotient(F from, F a, F b) { return from - a / b; }
 PEARL_OP F min(F a, F b) { return _mm256_min_ps(a, b); }
 // NaN if a is NaN.
 PEARL_OP F max(F a, F b) { return _mm256_max_ps(b, a); }

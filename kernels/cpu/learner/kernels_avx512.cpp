@@ -6,6 +6,8 @@
 #include <immintrin.h>
 
 #include <array>
+#include <cmath>
+#include <limits>
 #include <utility>
 
 #include "avx512_turn.hpp"
@@ -42,17 +44,14 @@ PEARL_OP F fast_root(F a) {
   const F guess = _mm512_rsqrt14_ps(a);
   const F root = _mm512_mul_ps(a, guess);
   const F error = _mm512_fnmadd_ps(root, _mm512_mul_ps(guess, spread(0.5f)), spread(0.5f));
-  constexpr int kItself = 0xAF;  // NaN, zeros, infinity and, since they count as zeros, subnormal numbers
-  return _mm512_mask_mov_ps(_mm512_fmadd_ps(root, error, root), _mm512_fpclass_ps_mask(a, kItself), a);
+  // A zero and infinity are their own roots, whatever a guess makes of them: fields 2 and 5 of what becomes of which.
+  return _mm512_fixupimm_ps(_mm512_fmadd_ps(root, error, root), a, _mm512_set1_epi32(0x00100100), 0);
 }
-PEARL_OP F fast_quotient(F a, F b) {
-  const F guess = _mm512_rcp14_ps(b);
-  const F inverse = _mm512_fmadd_ps(guess, _mm512_fnmadd_ps(b, guess, spread(1.0f)), guess);
-  const F quotient = _mm512_mul_ps(a, inverse);
-  const F exact = _mm512_fmadd_ps(_mm512_fnmadd_ps(b, quotient, a), inverse, quotient);
-  constexpr int kSpecial = 0xBF;  // NaN, zeros, infinities, subnormal numbers
-  const __mmask16 special = _mm512_fpclass_ps_mask(b, kSpecial);
-  return __builtin_expect(special != 0, 0) ? _mm512_mask_div_ps(exact, special, a, b) : exact;
+PEARL_OP F minus_fast_quotient(F from, F a, F b) {
+  const F below = _mm512_min_ps(spread(0x1p126f), b);  // whose inverse is no subnormal number; a NaN stays a NaN
+  const F guess = _mm512_rcp14_ps(below);
+  const F inverse = _mm512_fmadd_ps(guess, _mm512_fnmadd_ps(below, guess, spread(1.0f)), guess);
+  return _mm512_fnmadd_ps(a, inverse, from);
 }
 PEARL_OP F min(F a, F b) { return _mm512_min_ps(a, b); }
 // NaN if a is NaN.

@@ -5,7 +5,8 @@
 //                 shared inline function is compiled with it)
 //   F             a vector of kLanes floats, with the functions used below
 //   kRows         rows of the register tile of two vectors
-//   fast_root(a), fast_quotient(a, b): to two units in the last place, where that is faster
+//   fast_root(a), minus_fast_quotient(from, a, b): from - a / b for b above 2^-126; roots and quotients to two units in the
+//   last place, where that is faster
 //   totals(rows)  a vector whose lane i is the sum of rows[i]
 //   transpose_block(source, source_row, destination, destination_row): kLanes x kLanes
 //
@@ -411,11 +412,11 @@ PEARL_SIMD void sum_transitions(const float* x, std::size_t width, std::size_t p
 
 constexpr std::size_t kNarrow = kLanes / 2;
 
-template <int Inputs>
+template <int Inputs, bool Bias>
 PEARL_SIMD void narrow_gradients_of(const float* dy, std::size_t outputs, const float* x, std::size_t panels,
                                     std::size_t last_columns, float* weights, float* bias, bool accumulate) {
   // As many outputs at a time as have their sums, and that of the bias, in one vector after they are added up.
-  constexpr int kOutputs = static_cast<int>(kLanes) / (Inputs + 1);
+  constexpr int kSums = Inputs + (Bias ? 1 : 0), kOutputs = static_cast<int>(kLanes) / kSums;
   for (std::size_t o = 0; o < outputs; o += kOutputs) {
     const std::size_t count = outputs - o < kOutputs ? outputs - o : kOutputs;
     F sums[kLanes];
@@ -429,25 +430,24 @@ PEARL_SIMD void narrow_gradients_of(const float* dy, std::size_t outputs, const 
         F values[Inputs];
 #pragma GCC unroll 8
         for (int i = 0; i < Inputs; ++i) values[i] = load(inputs + i * static_cast<std::ptrdiff_t>(kPanel) + c);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int k = 0; k < kOutputs; ++k) {
           // Beyond the last output, the first one again: those sums are not stored.
           const std::size_t at = static_cast<std::size_t>(k) < count ? static_cast<std::size_t>(k) : 0;
           const F slope = load(slopes + at * kPanel + c);
 #pragma GCC unroll 8
-          for (int i = 0; i < Inputs; ++i)
-            sums[k * (Inputs + 1) + i] = multiply_add(slope, values[i], sums[k * (Inputs + 1) + i]);
-          sums[k * (Inputs + 1) + Inputs] += slope;
+          for (int i = 0; i < Inputs; ++i) sums[k * kSums + i] = multiply_add(slope, values[i], sums[k * kSums + i]);
+          if constexpr (Bias) sums[k * kSums + Inputs] += slope;
         }
       }
     }
     float found[kLanes];
     store(found, totals(sums));
     for (std::size_t k = 0; k < count; ++k) {
-      const float* of = found + k * (Inputs + 1);
+      const float* of = found + k * kSums;
       float* to = weights + (o + k) * Inputs;
       for (int i = 0; i < Inputs; ++i) to[i] = (accumulate ? to[i] : 0.0f) + of[i];
-      if (bias != nullptr) bias[o + k] = (accumulate ? bias[o + k] : 0.0f) + of[Inputs];
+      if constexpr (Bias) bias[o + k] = (accumulate ? bias[o + k] : 0.0f) + of[Inputs];
     }
   }
 }
@@ -455,15 +455,17 @@ PEARL_SIMD void narrow_gradients_of(const float* dy, std::size_t outputs, const 
 using NarrowGradients = void (*)(const float*, std::size_t, const float*, std::size_t, std::size_t, float*, float*,
                                  bool);
 
-template <int... Inputs>
+template <bool Bias, int... Inputs>
 constexpr std::array<NarrowGradients, sizeof...(Inputs)> narrow_gradients_for(std::integer_sequence<int, Inputs...>) {
-  return {narrow_gradients_of<Inputs + 1>...};
+  return {narrow_gradients_of<Inputs + 1, Bias>...};
 }
 
 void narrow_gradients(const float* dy, std::size_t outputs, const float* x, std::size_t inputs, std::size_t panels,
                       std::size_t last_columns, float* weights, float* bias, bool accumulate) {
-  static constexpr auto kFor = narrow_gradients_for(std::make_integer_sequence<int, kNarrow>());
-  kFor[inputs - 1](dy, outputs, x, panels, last_columns, weights, bias, accumulate);
+  static constexpr auto kInputs = std::make_integer_sequence<int, kNarrow>();
+  static constexpr auto kWith = narrow_gradients_for<true>(kInputs), kWithout = narrow_gradients_for<false>(kInputs);
+  const auto& table = bias == nullptr ? kWithout : kWith;
+  table[inputs - 1](dy, outputs, x, panels, last_columns, weights, bias, accumulate);
 }
 
 // Over one action of a panel. NaN stays NaN everywhere: where_above() is false for it.
@@ -592,6 +594,8 @@ PEARL_SIMD void add(const float* x, float* y, std::size_t count) {
   for (; i < count; ++i) y[i] += x[i];
 }
 
+constexpr float kLeastEps = 1e-30f;  // of denominators for fast quotients
+
 // `Plain`: the gradients count as they are, and no weight decays.
 template <bool Partial, bool Amsgrad, bool Plain>
 PEARL_INLINE void adam_at(const AdamStep& step, float factor, const float* gradients, float* weights, float* first,
@@ -616,7 +620,8 @@ PEARL_INLINE void adam_at(const AdamStep& step, float factor, const float* gradi
     Partial ? store_first(max_second + i, top, last) : store(max_second + i, top);
   }
   const F below = multiply_add(fast_root(top), spread(1.0f / step.denominator), spread(step.eps));
-  weight -= fast_quotient(spread(step.step_size) * m, below);
+  const F above = spread(step.step_size) * m;
+  weight = step.eps >= kLeastEps ? minus_fast_quotient(weight, above, below) : weight - above / below;
   Partial ? store_first(first + i, m, last) : store(first + i, m);
   Partial ? store_first(second + i, v, last) : store(second + i, v);
   Partial ? store_first(weights + i, weight, last) : store(weights + i, weight);
@@ -680,6 +685,8 @@ PEARL_SIMD void move_toward(const float* online, float tau, float* target, std::
   }
 }
 
+#include "ppo_body.hpp"
+
 constexpr LearnerKernels table_of(const char* name) {
   return {name,
           kPanel,
@@ -688,6 +695,7 @@ constexpr LearnerKernels table_of(const char* name) {
           0,
           nullptr,
           nullptr,
+          kPpoKernels,
           gemm,
           chain,
           transpose,

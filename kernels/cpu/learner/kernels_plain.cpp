@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "pearl/learner/kernels.hpp"
@@ -44,7 +45,7 @@ PEARL_OP F select(I mask, F then, F otherwise) {
   return std::bit_cast<F>((mask & std::bit_cast<I>(then)) | (~mask & std::bit_cast<I>(otherwise)));
 }
 PEARL_OP F fast_root(F a) { return square_root(a); }
-PEARL_OP F fast_quotient(F a, F b) { return a / b; }
+PEARL_OP F minus_fast_quotient(F from, F a, F b) { return from - a / b; }
 PEARL_OP F min(F a, F b) { return select(a < b, a, b); }
 // NaN if a is NaN.
 PEARL_OP F max(F a, F b) { return select(b > a, b, a); }

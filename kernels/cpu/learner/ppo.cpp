@@ -25,11 +25,12 @@ PpoWorker::PpoWorker(const PolicyAndValue& networks, std::size_t panels)
   const std::size_t panel = networks.policy->kernels().panel;
   const ActionDistribution& distribution = networks.distribution;
   obs.resize(networks.policy->input_width() * panel);
-  log_prob.resize(panel);
-  slope.resize(panel);
+  for (std::vector<float>* column : {&old_log_prob, &advantage, &old_value, &target, &log_prob, &slope})
+    column->resize(panel);
   log_sum.resize(distribution.sizes.size() * panel);
   part_entropy.resize(distribution.sizes.size() * panel);
   if (distribution.categorical()) return;
+  action.resize(distribution.size * panel);
   inverse_deviation.resize(distribution.size);
   log_std_slope.resize(distribution.size);
 }
@@ -131,21 +132,21 @@ bool PpoLearner::step(const Minibatch& batch, Optimizer& optimizer, PpoMetrics& 
 
 // Clears the worker's sums, and computes what all rows of the minibatch share: every worker does, and finds the same.
 void PpoLearner::prepare(PpoWorker& worker, const Minibatch& batch) const {
-  worker.loss = worker.policy_loss = worker.value_loss = 0.0;
-  worker.entropy = worker.divergence = worker.clipped = 0.0;
+  static_cast<PpoSums&>(worker) = {};
+  worker.loss = worker.entropy = 0.0;
   std::fill(worker.log_std_slope.begin(), worker.log_std_slope.end(), 0.0);
   for (std::size_t j = 0; j < worker.inverse_deviation.size(); ++j)
     worker.inverse_deviation[j] = std::exp(-weights_[static_cast<std::size_t>(networks_.distribution.log_std) + j]);
   if (!settings_.normalize_advantages) return;
   // In double: equal advantages have exactly their own mean.
   const float* advantages = batch.rollout.advantages;
-  double sum = 0.0, squares = 0.0;
-  for (std::size_t i = 0; i < batch.count; ++i) sum += static_cast<double>(advantages[batch.rows[i]]);
-  const double mean = sum / static_cast<double>(batch.count);
-  for (std::size_t i = 0; i < batch.count; ++i) {
-    const double distance = static_cast<double>(advantages[batch.rows[i]]) - mean;
-    squares += distance * distance;
-  }
+  const auto total = [&](const auto& term) {
+    double sums[4] = {};  // as many chains of additions
+    for (std::size_t i = 0; i < batch.count; ++i) sums[i % 4] += term(static_cast<double>(advantages[batch.rows[i]]));
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  };
+  const double mean = total([](double advantage) { return advantage; }) / static_cast<double>(batch.count);
+  const double squares = total([mean](double advantage) { return (advantage - mean) * (advantage - mean); });
   worker.advantage_mean = mean;
   worker.advantage_scale =
       batch.count < 2 ? 0.0 : 1.0 / (std::sqrt(squares / static_cast<double>(batch.count - 1)) + kSmallest);
@@ -168,6 +169,8 @@ void PpoLearner::compute_gradients(PpoWorker& worker, const Minibatch& batch, st
     value.backward(weights_, gradients, worker.value, panels, last - first, last_columns, accumulate, 0);
     policy.backward(weights_, gradients, worker.policy, panels, last - first, last_columns, accumulate, 0);
   }
+  worker.loss = worker.policy_loss + settings_.value_coefficient * worker.value_loss -
+                settings_.entropy_coefficient * worker.entropy;
   for (std::size_t j = 0; j < worker.log_std_slope.size(); ++j)
     gradients[static_cast<std::size_t>(networks_.distribution.log_std) + j] =
         static_cast<float>(worker.log_std_slope[j]);
@@ -177,11 +180,21 @@ void PpoLearner::compute_gradients(PpoWorker& worker, const Minibatch& batch, st
 void PpoLearner::load(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel,
                       std::size_t count) const {
   const Network& policy = *networks_.policy;
-  const std::size_t inputs = policy.input_width();
-  for (std::size_t c = 0; c < count; ++c)
-    std::copy_n(batch.rollout.obs + static_cast<std::size_t>(batch.rows[begin + c]) * inputs, inputs,
-                worker.obs.data() + c * inputs);
-  policy.load(worker.obs.data(), count, worker.policy, panel);
+  const std::size_t inputs = policy.input_width(), size = kernels_.panel;
+  const std::int64_t* const rows = batch.rows + begin;
+  const float* const obs = batch.rollout.obs;
+  if (inputs <= kernels_.narrow) {
+    float* const x = worker.policy.value(0, panel);
+    if (count < size) std::fill_n(x, inputs * size, 0.0f);
+    for (std::size_t c = 0; c < count; ++c) {
+      const float* const from = obs + static_cast<std::size_t>(rows[c]) * inputs;
+      for (std::size_t f = 0; f < inputs; ++f) x[f * size + c] = from[f];
+    }
+  } else {
+    for (std::size_t c = 0; c < count; ++c)
+      std::copy_n(obs + static_cast<std::size_t>(rows[c]) * inputs, inputs, worker.obs.data() + c * inputs);
+    policy.load(worker.obs.data(), count, worker.policy, panel);
+  }
   std::copy_n(worker.policy.value(0, panel), inputs * kernels_.panel, worker.value.value(0, panel));
 }
 
@@ -196,67 +209,43 @@ void PpoLearner::load(PpoWorker& worker, const Minibatch& batch, std::size_t beg
 void PpoLearner::differentiate(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel,
                                std::size_t count) const {
   const bool categorical = networks_.distribution.categorical();
-  const std::size_t size = kernels_.panel;
-  const auto share = 1.0f / static_cast<float>(batch.count);
-  const auto range = static_cast<float>(settings_.clip_range);
-  const float low = 1.0f - range, high = 1.0f + range;
-  const auto value_range = static_cast<float>(settings_.value_clip_range);
-  const auto value_slope = static_cast<float>(settings_.value_coefficient) * 2.0f * share;
-  const float* values = worker.value.value(networks_.value->output(), panel);
-  float* value_slopes = worker.value.gradient(networks_.value->output(), panel);
-  std::fill_n(value_slopes, size, 0.0f);
-
-  const double entropy = worker.entropy;
+  gather(worker, batch, begin, count);
   if (categorical)
     evaluate_parts(worker, batch, begin, panel, count);
   else
     evaluate_normal(worker, batch, begin, panel, count);
 
-  double policy_loss = 0.0, value_loss = 0.0;
-  for (std::size_t c = 0; c < count; ++c) {
-    const auto row = static_cast<std::size_t>(batch.rows[begin + c]);
-    const float raw = batch.rollout.advantages[row], target = batch.rollout.returns[row];
-    float advantage = raw;
-    if (settings_.normalize_advantages)
-      advantage = static_cast<float>((static_cast<double>(raw) - worker.advantage_mean) * worker.advantage_scale);
-    const float log_ratio = worker.log_prob[c] - batch.rollout.log_probs[row], ratio = std::exp(log_ratio);
-    const bool clips = advantage > 0.0f ? ratio > high : advantage < 0.0f && ratio < low;
-    policy_loss -= static_cast<double>((clips ? std::clamp(ratio, low, high) : ratio) * advantage);
-    // An infinite ratio gives NaN even where it is clipped, as in torch: the step is refused.
-    worker.slope[c] = (clips ? 0.0f : -advantage) * ratio * share;
-    worker.divergence += static_cast<double>(ratio - 1.0f - log_ratio);
-    worker.clipped += std::fabs(ratio - 1.0f) > range ? 1.0 : 0.0;
-
-    const float error = values[c] - target;
-    float squared = error * error;
-    value_slopes[c] = value_slope * error;
-    if (value_range > 0.0f) {
-      const float old = target - raw, moved = values[c] - old;
-      const float near = old + std::clamp(moved, -value_range, value_range) - target;
-      if (near * near > squared) {
-        squared = near * near;
-        if (std::fabs(moved) > value_range) value_slopes[c] = 0.0f;
-      }
-    }
-    value_loss += static_cast<double>(squared);
-  }
-  worker.policy_loss += policy_loss;
-  worker.value_loss += value_loss;
-  worker.loss += policy_loss + settings_.value_coefficient * value_loss -
-                 settings_.entropy_coefficient * (worker.entropy - entropy);
-
-  float* slopes = worker.policy.gradient(networks_.policy->output(), panel);
-  if (count < size)
-    for (std::size_t k = 0; k < networks_.policy->output_width(); ++k)
-      std::fill(slopes + k * size + count, slopes + (k + 1) * size, 0.0f);
+  const auto share = 1.0f / static_cast<float>(batch.count);
+  const PpoLoss loss = {share, static_cast<float>(settings_.clip_range), static_cast<float>(settings_.value_clip_range),
+                        static_cast<float>(settings_.value_coefficient) * 2.0f * share};
+  const std::size_t value = networks_.value->output();
+  const PpoRows rows = {worker.log_prob.data(),           worker.old_log_prob.data(), worker.advantage.data(),
+                        worker.value.value(value, panel), worker.old_value.data(),    worker.target.data()};
+  kernels_.ppo.ppo_slopes(loss, rows, count, worker.slope.data(), worker.value.gradient(value, panel), worker);
   if (categorical)
     part_slopes(worker, batch, begin, panel, count);
   else
-    normal_slopes(worker, panel, count);
+    kernels_.ppo.normal_slopes(normal_rows(worker, panel), worker.slope.data(), count,
+                               worker.policy.gradient(networks_.policy->output(), panel), worker.log_std_slope.data());
+}
+
+// What a panel's rows have in the rollout, in order.
+void PpoLearner::gather(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t count) const {
+  const Rollout& rollout = batch.rollout;
+  for (std::size_t c = 0; c < count; ++c) {
+    const auto row = static_cast<std::size_t>(batch.rows[begin + c]);
+    const float advantage = rollout.advantages[row], target = rollout.returns[row];
+    worker.old_log_prob[c] = rollout.log_probs[row];
+    worker.old_value[c] = target - advantage;
+    worker.target[c] = target;
+    worker.advantage[c] =
+        settings_.normalize_advantages
+            ? static_cast<float>((static_cast<double>(advantage) - worker.advantage_mean) * worker.advantage_scale)
+            : advantage;
+  }
 }
 
 // Log probabilities and entropies of a panel; leaves the logits' probabilities in the place of their slopes.
-// For each part: p_k = exp(l_k - log_sum), log p = l_a - log_sum, H = -sum of p_k (l_k - log_sum).
 void PpoLearner::evaluate_parts(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel,
                                 std::size_t count) const {
   const std::size_t size = kernels_.panel, parts = networks_.distribution.size;
@@ -267,23 +256,10 @@ void PpoLearner::evaluate_parts(PpoWorker& worker, const Minibatch& batch, std::
   std::fill(worker.log_prob.begin(), worker.log_prob.end(), 0.0f);
   for (std::size_t part = 0; part < parts; ++part) {
     const std::size_t choices = networks_.distribution.sizes[part];
-    float *log_sums = worker.log_sum.data() + part * size, *entropies = worker.part_entropy.data() + part * size;
+    float* log_sums = worker.log_sum.data() + part * size;
+    worker.entropy +=
+        kernels_.ppo.softmax(logits, choices, count, probabilities, log_sums, worker.part_entropy.data() + part * size);
     for (std::size_t c = 0; c < count; ++c) {
-      float top = logits[c], sum = 0.0f;
-      for (std::size_t k = 1; k < choices; ++k) top = std::max(top, logits[k * size + c]);
-      for (std::size_t k = 0; k < choices; ++k) {
-        probabilities[k * size + c] = std::exp(logits[k * size + c] - top);
-        sum += probabilities[k * size + c];
-      }
-      log_sums[c] = top + std::log(sum);
-      const float scale = 1.0f / sum;
-      float entropy = 0.0f;
-      for (std::size_t k = 0; k < choices; ++k) {
-        probabilities[k * size + c] *= scale;
-        entropy -= probabilities[k * size + c] * (logits[k * size + c] - log_sums[c]);
-      }
-      entropies[c] = entropy;
-      worker.entropy += static_cast<double>(entropy);
       const auto row = static_cast<std::size_t>(batch.rows[begin + c]);
       worker.log_prob[c] += logits[static_cast<std::size_t>(actions[row * parts + part]) * size + c] - log_sums[c];
     }
@@ -292,22 +268,17 @@ void PpoLearner::evaluate_parts(PpoWorker& worker, const Minibatch& batch, std::
   }
 }
 
-// By a logit, log p has the derivative [k = a] - p_k, and H has -p_k (log p_k + H).
 void PpoLearner::part_slopes(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel,
                              std::size_t count) const {
   const std::size_t size = kernels_.panel, parts = networks_.distribution.size;
   const std::int64_t* actions = actions_of(batch.rollout);
   const float* logits = worker.policy.value(networks_.policy->output(), panel);
   float* slopes = worker.policy.gradient(networks_.policy->output(), panel);
-  const float by_entropy = entropy_slope(batch);
   for (std::size_t part = 0; part < parts; ++part) {
     const std::size_t choices = networks_.distribution.sizes[part];
-    const float *log_sums = worker.log_sum.data() + part * size, *entropies = worker.part_entropy.data() + part * size;
-    for (std::size_t k = 0; k < choices; ++k)
-      for (std::size_t c = 0; c < count; ++c) {
-        const float log_p = logits[k * size + c] - log_sums[c];
-        slopes[k * size + c] *= -(worker.slope[c] + by_entropy * (log_p + entropies[c]));
-      }
+    const SoftmaxRows rows = {choices, logits, worker.log_sum.data() + part * size,
+                              worker.part_entropy.data() + part * size};
+    kernels_.ppo.softmax_slopes(rows, worker.slope.data(), entropy_slope(batch), count, slopes);
     for (std::size_t c = 0; c < count; ++c) {
       const auto row = static_cast<std::size_t>(batch.rows[begin + c]);
       slopes[static_cast<std::size_t>(actions[row * parts + part]) * size + c] += worker.slope[c];
@@ -331,44 +302,32 @@ void PpoLearner::set_forbidden(const Minibatch& batch, std::size_t begin, std::s
   }
 }
 
-// Log probabilities and entropies of a panel; leaves the distances d_j = (a_j - mean_j) exp(-s_j) in the place of the
-// slopes. log p = -sum of (d_j^2 / 2 + s_j + log(2 pi) / 2), H = sum of (s_j + 1/2 + log(2 pi) / 2).
+NormalRows PpoLearner::normal_rows(PpoWorker& worker, std::size_t panel) const {
+  const ActionDistribution& distribution = networks_.distribution;
+  return {distribution.size, worker.action.data(), worker.policy.value(networks_.policy->output(), panel),
+          worker.inverse_deviation.data(), weights_ + distribution.log_std};
+}
+
+// Log probabilities and entropies of a panel; leaves the actions' distances in the place of the slopes.
+// H = sum of (s_j + 1/2 + log(2 pi) / 2).
 void PpoLearner::evaluate_normal(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel,
                                  std::size_t count) const {
   const ActionDistribution& distribution = networks_.distribution;
   const std::size_t size = kernels_.panel;
   const auto* actions = static_cast<const float*>(batch.rollout.actions);
-  const float* means = worker.policy.value(networks_.policy->output(), panel);
-  const float* log_std = weights_ + distribution.log_std;
-  float* distances = worker.policy.gradient(networks_.policy->output(), panel);
-  std::fill(worker.log_prob.begin(), worker.log_prob.end(), 0.0f);
-  double entropy = 0.0;
-  for (std::size_t j = 0; j < distribution.size; ++j) {
-    for (std::size_t c = 0; c < count; ++c) {
-      const auto row = static_cast<std::size_t>(batch.rows[begin + c]);
-      const float distance =
-          (actions[row * distribution.size + j] - means[j * size + c]) * worker.inverse_deviation[j];
-      distances[j * size + c] = distance;
-      worker.log_prob[c] -= 0.5f * distance * distance + log_std[j] + kHalfLog2Pi;
-    }
-    entropy += static_cast<double>(log_std[j] + 0.5f + kHalfLog2Pi);
+  for (std::size_t c = 0; c < count; ++c) {
+    const float* const from = actions + static_cast<std::size_t>(batch.rows[begin + c]) * distribution.size;
+    for (std::size_t j = 0; j < distribution.size; ++j) worker.action[j * size + c] = from[j];
   }
+  kernels_.ppo.normal_log_probs(normal_rows(worker, panel), worker.policy.gradient(networks_.policy->output(), panel),
+                                worker.log_prob.data());
+  double entropy = 0.0;
+  for (std::size_t j = 0; j < distribution.size; ++j)
+    entropy += static_cast<double>(weights_[static_cast<std::size_t>(distribution.log_std) + j] + 0.5f + kHalfLog2Pi);
   worker.entropy += entropy * static_cast<double>(count);
   // The entropy's derivative by each log deviation is 1, in every row.
   for (double& slope : worker.log_std_slope)
     slope += static_cast<double>(entropy_slope(batch)) * static_cast<double>(count);
-}
-
-// By a mean, log p has the derivative d_j exp(-s_j); by a log deviation d_j^2 - 1.
-void PpoLearner::normal_slopes(PpoWorker& worker, std::size_t panel, std::size_t count) const {
-  const std::size_t size = kernels_.panel;
-  float* slopes = worker.policy.gradient(networks_.policy->output(), panel);
-  for (std::size_t j = 0; j < networks_.distribution.size; ++j)
-    for (std::size_t c = 0; c < count; ++c) {
-      const float distance = slopes[j * size + c];
-      worker.log_std_slope[j] += static_cast<double>(worker.slope[c] * (distance * distance - 1.0f));
-      slopes[j * size + c] = worker.slope[c] * distance * worker.inverse_deviation[j];
-    }
 }
 
 }  // namespace pearl::learner

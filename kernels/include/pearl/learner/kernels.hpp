@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "pearl/learner/ppo_kernels.hpp"
+
 namespace pearl::learner {
 
 // c(i, j) = [c(i, j)] + [bias(i)] + sum over k of a(i, k) * b(k, j), for i < m, j < n, k < depth; k runs through
@@ -114,6 +116,7 @@ struct LearnerKernels {
   std::size_t remade;                        // most inputs of the layer before of which it makes x again
   const ByteConvolutionKernels* of_bytes;    // null without AMX
   const PanelConvolutionKernels* of_panels;  // the same
+  PpoKernels ppo;
 
   // Any n; does not touch rows of c and b beyond n.
   void (*gemm)(const Gemm& gemm);

@@ -46,17 +46,20 @@ struct PpoMetrics {
   std::size_t steps = 0, epochs = 0;  // made, begun
 };
 
-struct alignas(kCacheLine) PpoWorker : WorkerSums {
+struct alignas(kCacheLine) PpoWorker : WorkerSums, PpoSums {
   PpoWorker(const PolicyAndValue& networks, std::size_t panels);
 
   Workspace policy, value;
-  double policy_loss = 0.0, value_loss = 0.0, entropy = 0.0, divergence = 0.0, clipped = 0.0;
+  double entropy = 0.0;
   double advantage_mean = 0.0, advantage_scale = 1.0;
-  std::vector<float> obs;                // (panel, inputs): the rows of a panel
-  std::vector<float> log_prob, slope;    // (panel,): of the actions, and the loss's derivative by it
+  // Of a panel's rows.
+  std::vector<float> obs;                                         // (panel, inputs)
+  std::vector<float> old_log_prob, advantage, old_value, target;  // (panel,)
+  std::vector<float> log_prob, slope;        // (panel,): of the actions, and the loss's derivative by it
   std::vector<float> log_sum, part_entropy;  // (parts, panel)
-  std::vector<float> inverse_deviation;  // (size,) of a normal distribution
-  std::vector<double> log_std_slope;     // (size,)
+  std::vector<float> action;                 // (size, panel) of a normal distribution
+  std::vector<float> inverse_deviation;      // (size,)
+  std::vector<double> log_std_slope;         // (size,)
 };
 
 // Used from one thread at a time. Networks and weights are the caller's and outlive it.
@@ -86,6 +89,8 @@ class PpoLearner : public TeamLearner<PpoWorker> {
   void load(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel, std::size_t count) const;
   void differentiate(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel,
                      std::size_t count) const;
+  void gather(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t count) const;
+  NormalRows normal_rows(PpoWorker& worker, std::size_t panel) const;
   void evaluate_parts(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel,
                       std::size_t count) const;
   void evaluate_normal(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel,
@@ -93,7 +98,6 @@ class PpoLearner : public TeamLearner<PpoWorker> {
   void part_slopes(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel,
                    std::size_t count) const;
   void set_forbidden(const Minibatch& batch, std::size_t begin, std::size_t count, float value, float* outputs) const;
-  void normal_slopes(PpoWorker& worker, std::size_t panel, std::size_t count) const;
   float entropy_slope(const Minibatch& batch) const {
     return -static_cast<float>(settings_.entropy_coefficient / static_cast<double>(batch.count));
   }

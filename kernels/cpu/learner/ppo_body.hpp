@@ -1,0 +1,124 @@
+// The loops over PPO's rows, part of kernels_body.hpp. All of them go through a whole panel, (panel,) numbers at a time,
+// of which the first `count` are rows: nothing comes of the others, be they NaN. NaN of a row stays NaN everywhere.
+
+constexpr std::array<float, 2 * kPanel> kRowsFirst = [] {
+  std::array<float, 2 * kPanel> rows{};
+  for (std::size_t c = 0; c < kPanel; ++c) rows[c] = 1.0f;
+  return rows;
+}();
+
+// 1 where the panel has a row, else 0.
+PEARL_INLINE F rows_from(std::size_t column, std::size_t count) { return load(&kRowsFirst[kPanel - count + column]); }
+
+// e^x for any x: 0 below -87, infinite above 88.
+PEARL_INLINE F exp_of_any(F x) {
+  const F low = spread(-87.0f), high = spread(88.0f);
+  const F e = exp_of(clamp(x, low, high));
+  return where_above(low, x, zero(), where_above(x, high, spread(std::numeric_limits<float>::infinity()), e));
+}
+
+PEARL_SIMD void normal_log_probs(const NormalRows& rows, float* distances, float* log_probs) {
+  constexpr float kHalfLog2Pi = 0.9189385332046727f;
+  for (std::size_t c = 0; c < kPanel; c += kLanes) {
+    F log_prob = zero();
+    for (std::size_t j = 0; j < rows.size; ++j) {
+      const std::size_t at = j * kPanel + c;
+      const F distance = (load(rows.actions + at) - load(rows.means + at)) * spread(rows.inverse_deviations + j);
+      store(distances + at, distance);
+      log_prob -= spread(0.5f) * distance * distance + spread(rows.log_deviations[j] + kHalfLog2Pi);
+    }
+    store(log_probs + c, log_prob);
+  }
+}
+
+PEARL_SIMD void normal_slopes(const NormalRows& rows, const float* slopes, std::size_t count, float* distances,
+                              double* deviation_slopes) {
+  for (std::size_t j = 0; j < rows.size; ++j) {
+    F sum = zero();
+    for (std::size_t c = 0; c < kPanel; c += kLanes) {
+      const std::size_t at = j * kPanel + c;
+      const F distance = load(distances + at), slope = load(slopes + c), is_row = rows_from(c, count);
+      sum += where_positive(is_row, slope * (distance * distance - spread(1.0f)));
+      store(distances + at, where_positive(is_row, slope * distance * spread(rows.inverse_deviations + j)));
+    }
+    deviation_slopes[j] += static_cast<double>(total(sum));
+  }
+}
+
+PEARL_SIMD double softmax(const float* logits, std::size_t choices, std::size_t count, float* probabilities,
+                          float* log_sums, float* entropies) {
+  F entropy_sum = zero();
+  for (std::size_t c = 0; c < kPanel; c += kLanes) {
+    F top = load(logits + c), sum = zero();
+    for (std::size_t k = 1; k < choices; ++k) top = max(load(logits + k * kPanel + c), top);
+    for (std::size_t k = 0; k < choices; ++k) {
+      const F e = exp_of_any(load(logits + k * kPanel + c) - top);
+      store(probabilities + k * kPanel + c, e);
+      sum += e;
+    }
+    float logs[kLanes];
+    store(logs, sum);
+    for (float& x : logs) x = std::log(x);
+    const F log_sum = top + load(logs), scale = spread(1.0f) / sum;
+    F entropy = zero();
+    for (std::size_t k = 0; k < choices; ++k) {
+      const F probability = load(probabilities + k * kPanel + c) * scale;
+      store(probabilities + k * kPanel + c, probability);
+      entropy -= probability * (load(logits + k * kPanel + c) - log_sum);
+    }
+    store(log_sums + c, log_sum);
+    store(entropies + c, entropy);
+    entropy_sum += where_positive(rows_from(c, count), entropy);
+  }
+  return static_cast<double>(total(entropy_sum));
+}
+
+PEARL_SIMD void softmax_slopes(const SoftmaxRows& rows, const float* slopes, float by_entropy, std::size_t count,
+                               float* probabilities) {
+  for (std::size_t c = 0; c < kPanel; c += kLanes) {
+    const F is_row = rows_from(c, count), slope = load(slopes + c), by = spread(by_entropy);
+    const F log_sum = load(rows.log_sums + c), entropy = load(rows.entropies + c);
+    for (std::size_t k = 0; k < rows.choices; ++k) {
+      const std::size_t at = k * kPanel + c;
+      const F of_logit = slope + by * (load(rows.logits + at) - log_sum + entropy);
+      store(probabilities + at, where_positive(is_row, zero() - load(probabilities + at) * of_logit));
+    }
+  }
+}
+
+PEARL_SIMD void ppo_slopes(const PpoLoss& loss, const PpoRows& rows, std::size_t count, float* slopes,
+                           float* value_slopes, PpoSums& sums) {
+  const F one = spread(1.0f), low = spread(1.0f - loss.clip_range), high = spread(1.0f + loss.clip_range);
+  const F range = spread(loss.clip_range), value_range = spread(loss.value_clip_range);
+  F gain = zero(), squares = zero(), divergence = zero(), clipped = zero();
+  for (std::size_t c = 0; c < kPanel; c += kLanes) {
+    const F is_row = rows_from(c, count), advantage = load(rows.advantages + c);
+    const F log_ratio = load(rows.log_probs + c) - load(rows.old_log_probs + c), ratio = exp_of_any(log_ratio);
+    const F nearest = where_above(advantage, zero(), where_above(ratio, high, high, ratio),
+                                  where_above(zero(), advantage, where_above(low, ratio, low, ratio), ratio));
+    gain += where_positive(is_row, nearest * advantage);
+    // An infinite ratio gives NaN even where it is clipped, as in torch: the step is refused.
+    const F fall = where_above(advantage, zero(), where_above(ratio, high, zero(), advantage),
+                               where_above(zero(), advantage, where_above(low, ratio, zero(), advantage), advantage));
+    store(slopes + c, where_positive(is_row, (zero() - fall) * ratio * spread(loss.share)));
+    divergence += where_positive(is_row, ratio - one - log_ratio);
+    clipped += where_positive(is_row, where_above(absolute(ratio - one), range, one, zero()));
+
+    const F target = load(rows.returns + c), value = load(rows.values + c), error = value - target;
+    F square = error * error, slope = spread(loss.value_slope) * error;
+    if (loss.value_clip_range > 0.0f) {
+      const F old = load(rows.old_values + c), moved = value - old;
+      const F near = old + clamp(moved, zero() - value_range, value_range) - target, other = near * near;
+      slope = where_above(other, square, where_above(absolute(moved), value_range, zero(), slope), slope);
+      square = where_above(other, square, other, square);
+    }
+    squares += where_positive(is_row, square);
+    store(value_slopes + c, where_positive(is_row, slope));
+  }
+  sums.policy_loss -= static_cast<double>(total(gain));
+  sums.value_loss += static_cast<double>(total(squares));
+  sums.divergence += static_cast<double>(total(divergence));
+  sums.clipped += static_cast<double>(total(clipped));
+}
+
+constexpr PpoKernels kPpoKernels = {normal_log_probs, normal_slopes, softmax, softmax_slopes, ppo_slopes};
