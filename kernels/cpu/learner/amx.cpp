@@ -1,3 +1,5 @@
+#include "pearl/learner/tiles.hpp"
+
 #include "amx_blocks.hpp"
 
 #if defined(PEARL_AMX)
@@ -7,7 +9,17 @@
 
 #include "pearl/aligned.hpp"
 
-namespace pearl::learner::amx {
+namespace pearl::learner {
+namespace amx {
+namespace {
+
+// A thread's tiles: whether they are set up, as kWholeTiles, and whether they stay so between products.
+struct Tiles {
+  bool set = false, whole = false, kept = false;
+};
+thread_local Tiles tiles;
+
+}  // namespace
 
 bool granted() {
   constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
@@ -23,6 +35,39 @@ std::uint16_t* memory(std::size_t numbers) {
   return array.data();
 }
 
-}  // namespace pearl::learner::amx
+PEARL_AMX_SIMD void set_up(const TileShapes& shapes) {
+  Tiles& own = tiles;
+  const bool whole = &shapes == &kWholeTiles;
+  if (whole && own.whole) return;
+  _tile_loadconfig(&shapes);
+  own.whole = whole;
+  own.set = true;
+}
+
+PEARL_AMX_SIMD void give_up_tiles() {
+  Tiles& own = tiles;
+  if (own.kept || !own.set) return;
+  _tile_release();
+  own.set = own.whole = false;
+}
+
+}  // namespace amx
+
+KeptTiles::KeptTiles() { amx::tiles.kept = true; }
+KeptTiles::~KeptTiles() {
+  amx::tiles.kept = false;
+  amx::give_up_tiles();
+}
+
+}  // namespace pearl::learner
+
+#else
+
+namespace pearl::learner {
+
+KeptTiles::KeptTiles() = default;
+KeptTiles::~KeptTiles() = default;
+
+}  // namespace pearl::learner
 
 #endif

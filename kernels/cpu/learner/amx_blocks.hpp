@@ -156,7 +156,10 @@ constexpr std::size_t kPanel = 32;   // columns of a panel
 inline void copy_weights(const float* a, std::ptrdiff_t row, std::ptrdiff_t column, std::size_t rows,
                          float (*to)[kSquare]) {
   for (std::size_t i = 0; i < rows; ++i, a += row)
-    for (std::size_t j = 0; j < kSquare; ++j) to[i][j] = a[static_cast<std::ptrdiff_t>(j) * column];
+    if (column == 1)
+      std::copy_n(a, kSquare, to[i]);
+    else
+      for (std::size_t j = 0; j < kSquare; ++j) to[i][j] = a[static_cast<std::ptrdiff_t>(j) * column];
 }
 
 template <std::size_t Parts>

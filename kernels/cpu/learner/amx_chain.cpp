@@ -55,7 +55,7 @@ struct Held {
   float third_weights[Chain::kMostRows][kWidth];
   std::uint32_t first_right[kMostTiles * kLanes][kLanes];
   float first_weights[Chain::kMostTerms][kWidth];
-  float third_sums[Chain::kMostRows][kLanes];
+  float third_sums[Chain::kMostRows][2][kLanes];  // of even and odd turns
 
   std::uint16_t* right(std::size_t step) { return pages[step * kParts].stored; }
   std::uint16_t* left(std::size_t step, std::size_t block) { return pages[step * kBlocks + block].left[0]; }
@@ -83,57 +83,41 @@ class SmallChain {
         held_(pages<Held>()) {}
 
   PEARL_AMX_SIMD void run() {
-    _tile_loadconfig(&kWholeTiles);
+    set_up(kWholeTiles);
     prepare();
     const std::size_t columns = g_.panels > 1 ? (g_.panels - 1) * g_.n + g_.last_n : g_.n;
     Place before, at, next = after(at);
-    for (std::size_t unit = 0; unit < kTurns; ++unit) split_left(0, unit);
-    begin_first(at);
-    multiply_first(0);
-    multiply_first(1);
-    for (std::size_t turn = 0; turn < kTurns; ++turn) make_apart(made(at, 0), turn);
-    begin_first(next);
-    multiply_first(0);
+    if constexpr (From == Source::gated) begin_first(at);
+    if constexpr (From == Source::rectified) {
+      begin_first(next);
+      multiply_first(0);
+      multiply_first(1);
+    }
+    split_left(0);
+    for (std::size_t step = 0; step < kSteps; ++step) make_all(at, step);
     for (std::size_t column = 0; column < columns; column += kLanes) {
       const Place second = after(next);
       // Of the next block, the second product's b; of the one behind it, the first product.
       const bool starts = column == 0, makes = column + kLanes < columns, makes_first = column + 2 * kLanes < columns;
-      if (!starts) {
-        if (From == Source::gated && makes) begin_first(next);
-        if (From == Source::rectified && makes_first) begin_first(second);
-        begin_third();
-      }
+      if (From == Source::gated && makes) begin_first(next);
+      if (From == Source::rectified && makes_first) begin_first(second);
+      begin_third();
       _tile_zero(0);
       _tile_zero(1);
       _tile_zero(2);
       _tile_zero(3);
-      if (starts) {
-        const Made now = made(at, 1), then = made(next, 0);
-        multiply_step(0, [&](std::size_t turn) PEARL_AMX_SIMD __attribute__((always_inline)) {
-          make_apart(now, turn);
-          split_left(1, turn);
-          make_apart(then, turn);
-        });
-        multiply_first(1);
-        if constexpr (From == Source::rectified) begin_first(second);
-        multiply_first(0);
-        const Made last = made(next, 1);
-        multiply_step(1,
-                      [&](std::size_t turn) PEARL_AMX_SIMD __attribute__((always_inline)) { make_apart(last, turn); });
-        multiply_first(1);
-      } else {
 #pragma GCC unroll 1
-        for (std::size_t step = 0; step < kSteps; ++step) {
-          const Made then = made(next, step);
-          const Finished done = finished(before, step);
-          multiply_step(step, [&](std::size_t turn) PEARL_AMX_SIMD __attribute__((always_inline)) {
-            if (makes) make(then, turn);
-            finish(done, turn);
-          });
-          if (makes_first) multiply_first(step);
-        }
-        end_third(before);
+      for (std::size_t step = 0; step < kSteps; ++step) {
+        if (starts && step > 0) split_left(step);
+        const Made then = made(next, step);
+        const Finished done = finished(before, step);
+        multiply_step(step, [&](std::size_t turn) PEARL_AMX_SIMD __attribute__((always_inline)) {
+          if (makes) make(then, turn);
+          if (!starts) finish(done, turn);
+        });
+        if (makes_first) multiply_first(step);
       }
+      if (!starts) end_third(before);
       _tile_stored(0, held_.sums(0), 64);
       _tile_stored(1, held_.sums(1), 64);
       _tile_stored(2, held_.sums(2), 64);
@@ -144,11 +128,13 @@ class SmallChain {
     }
     begin_third();
 #pragma GCC unroll 1
-    for (std::size_t step = 0; step < kSteps; ++step)
-#pragma GCC unroll 1
-      for (std::size_t turn = 0; turn < kTurns; ++turn) finish(finished(before, step), turn);
+    for (std::size_t step = 0; step < kSteps; ++step) {
+      const Finished done = finished(before, step);
+#pragma GCC unroll 2
+      for (std::size_t turn = 0; turn < kTurns; ++turn) finish(done, turn);
+    }
     end_third(before);
-    _tile_release();
+    give_up_tiles();
   }
 
  private:
@@ -257,8 +243,8 @@ class SmallChain {
         even = _mm512_loadu_ps(m.x + i * kPanel);
         odd = _mm512_loadu_ps(m.x + (i + kLanes) * kPanel);
       } else if constexpr (From == Source::rectified) {
-        even = _mm512_max_ps(none, _mm512_load_ps(m.x + i * kLanes));  // a NaN stays a NaN
-        odd = _mm512_max_ps(none, _mm512_load_ps(m.x + (i + kLanes) * kLanes));
+        even = _mm512_load_ps(m.x + i * kLanes);
+        odd = _mm512_load_ps(m.x + (i + kLanes) * kLanes);
       } else {
         const float* const gate = m.gate + i * kPanel;
         const __mmask16 even_passes = m.signs != nullptr ? m.signs[i] : positive(_mm512_loadu_ps(gate));
@@ -274,19 +260,46 @@ class SmallChain {
           odd = _mm512_maskz_fmadd_ps(odd_passes, number, _mm512_set1_ps(weights[kLanes]), odd);
         }
       }
-      if (From != Source::memory && m.keeps) {
-        _mm512_storeu_ps(m.c + i * kPanel, even);
-        _mm512_storeu_ps(m.c + (i + kLanes) * kPanel, odd);
-      }
-      if (From == Source::rectified && m.signs != nullptr) {
-        m.signs[i] = positive(even);
-        m.signs[i + kLanes] = positive(odd);
-      }
-      split<Parts, false, kPage>(even, odd, m.to + i * kDepth);
+      put(m, i, even, odd);
     }
   }
-  // For the first block: as a call, as it is made once, and copies of it would be most of the code.
-  PEARL_AMX_SIMD __attribute__((noinline)) static void make_apart(const Made& m, std::size_t turn) { make(m, turn); }
+  // What becomes of a pair.
+  PEARL_AMX_INLINE static void put(const Made& m, std::size_t i, __m512 even, __m512 odd) {
+    if constexpr (From == Source::rectified) {
+      even = _mm512_max_ps(_mm512_setzero_ps(), even);  // a NaN stays a NaN
+      odd = _mm512_max_ps(_mm512_setzero_ps(), odd);
+    }
+    if (From != Source::memory && m.keeps) {
+      _mm512_storeu_ps(m.c + i * kPanel, even);
+      _mm512_storeu_ps(m.c + (i + kLanes) * kPanel, odd);
+    }
+    if (From == Source::rectified && m.signs != nullptr) {
+      m.signs[i] = positive(even);
+      m.signs[i + kLanes] = positive(odd);
+    }
+    split<Parts, false, kPage>(even, odd, m.to + i * kDepth);
+  }
+  // All 32 rows, for the first block, for which no tiles are at work yet.
+  PEARL_AMX_SIMD __attribute__((noinline)) void make_all(const Place& at, std::size_t step) const {
+    const Made m = made(at, step);
+    if constexpr (From != Source::rectified) {
+#pragma GCC unroll 1
+      for (std::size_t turn = 0; turn < kTurns; ++turn) make(m, turn);
+      return;
+    }
+    const float* const b = first_.b + at.in(first_.b_panel);
+    const float *weights = first_.a + step * kDepth * first_.depth, *const bias = first_.bias + step * kDepth;
+    const std::size_t lower = kLanes * first_.depth;
+    for (std::size_t i = 0; i < kLanes; ++i, weights += first_.depth) {
+      __m512 even = _mm512_set1_ps(bias[i]), odd = _mm512_set1_ps(bias[i + kLanes]);
+      for (std::size_t k = 0; k < first_.depth; ++k) {
+        const __m512 number = _mm512_loadu_ps(b + k * kPanel);
+        even = _mm512_fmadd_ps(number, _mm512_set1_ps(weights[k]), even);
+        odd = _mm512_fmadd_ps(number, _mm512_set1_ps(weights[lower + k]), odd);
+      }
+      put(m, i, even, odd);
+    }
+  }
 
   // Rows of the second product's result, 32 of them, for a block of columns.
   struct Finished {
@@ -305,7 +318,7 @@ class SmallChain {
             g_.gate == nullptr ? nullptr : g_.gate + c,
             held_.third_weights[0] + row,
             g_.c + c,
-            held_.third_sums[0],
+            held_.third_sums[0][0],
             of_block(second_signs_, at, row),
             third_.m,
             keeps_second_ || third_.m == 0,
@@ -335,8 +348,8 @@ class SmallChain {
       if (End == Ending::rectified && f.signs != nullptr) f.signs[row] = positive(sum[i]);
     }
     const float* weights = f.third_weights + from;
-    float* to = f.third_sums;
-    for (std::size_t o = 0; o < f.third_rows; ++o, weights += kWidth, to += kLanes) {
+    float* to = f.third_sums + turn % 2 * kLanes;
+    for (std::size_t o = 0; o < f.third_rows; ++o, weights += kWidth, to += 2 * kLanes) {
       __m512 third = _mm512_load_ps(to);
 #pragma GCC unroll 4
       for (std::size_t i = 0; i < kFinished; ++i) third = _mm512_fmadd_ps(sum[i], _mm512_set1_ps(weights[i]), third);
@@ -345,14 +358,17 @@ class SmallChain {
   }
 
   PEARL_AMX_INLINE void begin_third() const {
-    for (std::size_t o = 0; o < third_.m; ++o)
-      _mm512_store_ps(held_.third_sums[o],
+    for (std::size_t o = 0; o < third_.m; ++o) {
+      _mm512_store_ps(held_.third_sums[o][0],
                       third_.bias == nullptr ? _mm512_setzero_ps() : _mm512_set1_ps(third_.bias[o]));
+      _mm512_store_ps(held_.third_sums[o][1], _mm512_setzero_ps());
+    }
   }
   PEARL_AMX_INLINE void end_third(const Place& at) const {
     float* c = third_.c + at.in(third_.c_panel);
     for (std::size_t o = 0; o < third_.m; ++o, c += third_.c_row)
-      _mm512_storeu_ps(c, _mm512_load_ps(held_.third_sums[o]));
+      _mm512_storeu_ps(c,
+                       _mm512_add_ps(_mm512_load_ps(held_.third_sums[o][0]), _mm512_load_ps(held_.third_sums[o][1])));
   }
 
   // A block of the first product's b: as it is, or as tiles.
@@ -364,11 +380,10 @@ class SmallChain {
     if constexpr (From == Source::rectified) {
       std::uint32_t (*const rows)[kLanes] = held_.first_right;
       for (std::size_t k = 0; k < first_.depth; ++k, b += kPanel) {
-        const Thirds x = thirds_of(_mm512_loadu_ps(b));
-        const __m512i pair = pair_of(x.high, x.middle);
-        _mm512_store_si512(rows[k], pair);
-        _mm512_store_si512(rows[first_.depth + k], pair);
-        _mm512_store_si512(rows[2 * first_.depth + k], pair_of(x.low, x.high));
+        const StepPairs x = right_pairs(thirds_of(_mm512_loadu_ps(b)));
+        _mm512_store_si512(rows[k], x.high);
+        _mm512_store_si512(rows[first_.depth + k], x.middle);
+        _mm512_store_si512(rows[2 * first_.depth + k], x.low);
       }
     }
   }
@@ -397,21 +412,9 @@ class SmallChain {
     copy_weights(third_.a, third_.a_row, third_.a_step, third_.m, held_.third_weights);
   }
 
-  // The high, middle and low parts of numbers, each in upper halves.
-  struct Thirds {
-    __m512i high, middle, low;
-  };
-  PEARL_AMX_INLINE static Thirds thirds_of(__m512 x) {
-    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)), half = _mm512_set1_epi32(0x8000);
-    const __m512i high = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(x), half), upper);
-    const __m512 left = _mm512_sub_ps(x, _mm512_castsi512_ps(high));
-    const __m512i middle = _mm512_and_si512(_mm512_castps_si512(left), upper);
-    return {high, middle, _mm512_castps_si512(_mm512_sub_ps(left, _mm512_castsi512_ps(middle)))};
-  }
   PEARL_AMX_INLINE static __m512i all(std::size_t number) { return _mm512_set1_epi32(static_cast<int>(number)); }
   // The first product's a, and its bias. As a tile has room for 32 steps, and the product takes few, all products of parts
-  // are steps of one: pairs (high, high) of a meet (high, middle) of b, (middle, middle) the same, and (high, low) meet
-  // (low, high). The bias's parts meet ones.
+  // are steps of one. The bias's parts meet ones.
   PEARL_AMX_INLINE void split_first() const {
     const std::size_t depth = first_.depth, group = kLanes / depth;
     std::fill_n(held_.first_right[0], first_tiles_ * kLanes * kLanes, 0u);
@@ -438,13 +441,13 @@ class SmallChain {
       const __m512i from_low = _mm512_sub_epi32(column, all(2 * depth));
       for (std::size_t i = 0; i < kWidth; i += group) {
         const std::size_t count = std::min(group, kWidth - i);
-        const Thirds parts = thirds_of(_mm512_maskz_loadu_ps(first_lanes(count * depth), first_.a + i * depth));
-        const __m512i high = pair_of(parts.high, parts.high), middle = pair_of(parts.middle, parts.middle);
-        const __m512i low = pair_of(parts.high, parts.low);
+        const StepPairs a =
+            left_pairs(thirds_of(_mm512_maskz_loadu_ps(first_lanes(count * depth), first_.a + i * depth)));
         for (std::size_t row = i; row < i + count; ++row) {
           const __m512i skipped = all((row - i) * depth);
-          __m512i pairs = _mm512_maskz_permutex2var_epi32(is_pair, high, _mm512_add_epi32(from_pairs, skipped), middle);
-          pairs = _mm512_mask_permutexvar_epi32(pairs, is_low, _mm512_add_epi32(from_low, skipped), low);
+          __m512i pairs =
+              _mm512_maskz_permutex2var_epi32(is_pair, a.high, _mm512_add_epi32(from_pairs, skipped), a.middle);
+          pairs = _mm512_mask_permutexvar_epi32(pairs, is_low, _mm512_add_epi32(from_low, skipped), a.low);
           pairs = _mm512_mask_set1_epi32(pairs, is_bias, static_cast<int>(bias[0][row]));
           pairs = _mm512_mask_set1_epi32(pairs, is_low_bias, static_cast<int>(bias[1][row]));
           _mm512_store_si512(held_.first_left[tile][row / kLanes][row % kLanes], pairs);
@@ -453,26 +456,27 @@ class SmallChain {
     }
   }
 
-  // Eight rows of the second product's a, 32 steps of each.
-  PEARL_AMX_SIMD __attribute__((noinline)) void split_left(std::size_t step, std::size_t unit) const {
-    constexpr std::size_t kRows = kWidth / kTurns, kTurned = 4;
+  // 32 steps of the second product's a.
+  PEARL_AMX_SIMD __attribute__((noinline)) void split_left(std::size_t step) const {
     constexpr auto lanes = static_cast<std::ptrdiff_t>(kLanes);
-    const std::size_t block = unit * kRows / kLanes, row = unit * kRows % kLanes;
-    std::uint16_t* const to = held_.left(step, block) + row * kDepth;
-    const float* a = g_.a + static_cast<std::ptrdiff_t>(unit * kRows) * g_.a_row +
-                     static_cast<std::ptrdiff_t>(step * kDepth) * g_.a_step;
-    if (g_.a_step == 1) {
-#pragma GCC unroll 8
-      for (std::size_t i = 0; i < kRows; ++i, a += g_.a_row)
-        split<Parts>(_mm512_loadu_ps(a), _mm512_loadu_ps(a + lanes), to + i * kDepth);
-    } else {
-#pragma GCC unroll 2
-      for (std::size_t i = 0; i < kRows; i += kTurned) {
-        __m512 even[kTurned], odd[kTurned];
-        turn_columns(a + i, static_cast<std::size_t>(g_.a_step), even);
-        turn_columns(a + i + lanes * g_.a_step, static_cast<std::size_t>(g_.a_step), odd);
+    const std::ptrdiff_t a_row = g_.a_row, a_step = g_.a_step;
+    const float* a = g_.a + static_cast<std::ptrdiff_t>(step * kDepth) * a_step;
+    for (std::size_t block = 0; block < kBlocks; ++block) {
+      std::uint16_t* to = held_.left(step, block);
+      if (a_step == 1) {
 #pragma GCC unroll 4
-        for (std::size_t j = 0; j < kTurned; ++j) split<Parts>(even[j], odd[j], to + (i + j) * kDepth);
+        for (std::size_t i = 0; i < kLanes; ++i, a += a_row, to += kDepth)
+          split<Parts>(_mm512_loadu_ps(a), _mm512_loadu_ps(a + lanes), to);
+      } else {
+        constexpr std::size_t kTurned = 4;
+#pragma GCC unroll 1
+        for (std::size_t i = 0; i < kLanes; i += kTurned, a += kTurned, to += kTurned * kDepth) {
+          __m512 even[kTurned], odd[kTurned];
+          turn_columns(a, static_cast<std::size_t>(a_step), even);
+          turn_columns(a + lanes * a_step, static_cast<std::size_t>(a_step), odd);
+#pragma GCC unroll 4
+          for (std::size_t j = 0; j < kTurned; ++j) split<Parts>(even[j], odd[j], to + j * kDepth);
+        }
       }
     }
   }

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kBlocks = kSquare / kLanes, kUnit = 4;
 constexpr std::size_t kUnits = 2 * kLanes / kUnit;  // of a pair of blocks
-constexpr std::size_t kFew = 8;                     // transitions of a last panel that tiles are not worth
+constexpr std::size_t kFew = 4;  // transitions of a last panel whose products of parts are steps of one product
 
 // A load waits for a store shortly before it if the last 12 bits of their addresses agree, and a tile's load for long, as
 // stores are late while tiles are busy. So each pair of blocks has its own quarter of pages: one is stored while two
@@ -21,6 +21,7 @@ constexpr std::size_t kFew = 8;                     // transitions of a last pan
 struct Held {
   using Tile = std::uint16_t[kTileNumbers];
   Tile parts[2 * kParts][4];  // of a pair's blocks; of left pairs 0 and 1, and of right ones
+  std::uint32_t few_left[kSquare][kLanes], few_right[kBlocks][kLanes][kLanes];
 
   std::uint16_t* left(std::size_t block) { return parts[block % 2 * kParts][block / 2]; }
   std::uint16_t* right(std::size_t block) { return parts[block % 2 * kParts][2 + block / 2]; }
@@ -38,9 +39,9 @@ class Gradient {
       for (float* sums : sums_) _mm512_store_ps(sums, _mm512_setzero_ps());
     if constexpr (MakesX) copy_weights(g_.made_x.a, 1, g_.made_x.a_row, g_.made_x.depth, weights_of_x_);
     const bool few = g_.last <= kFew;
-    if (few) add_few();
+    if (few) split_few();
     const std::size_t panels = few ? g_.panels - 1 : g_.panels;
-    _tile_loadconfig(&kWholeTiles);
+    set_up(kWholeTiles);
     for (std::size_t unit = 0; unit < kUnits; ++unit) {
       split_left(0, 0, unit);
       split_right(0, 0, unit);
@@ -48,15 +49,16 @@ class Gradient {
     load_first(0, 0);
     for (std::size_t panel = 0; panel < panels; ++panel) {
       const std::size_t last = panel % 2 == 0 ? 0 : 2, other = 2 - last, next = panel + 1;
-      const bool adds = g_.accumulate || few || panel > 0;
+      adds_ = g_.accumulate || panel > 0;
+      adds_few_ = few && next == panels;
       const typename Task::Of of_left = next < panels ? Task::left : Task::none;
       const typename Task::Of of_right = next < panels ? Task::right : Task::none;
-      multiply_pairs(0, last, adds, {Task::right, panel, other}, 0, other);
-      multiply_pairs(0, other, adds, {Task::left, panel, 2}, 2, other);
-      multiply_pairs(2, other, adds, {of_left, next, 0}, 2, last);
-      multiply_pairs(2, last, adds, {of_right, next, other}, 0, other);
+      multiply_pairs(0, last, {Task::right, panel, other}, 0, other);
+      multiply_pairs(0, other, {Task::left, panel, 2}, 2, other);
+      multiply_pairs(2, other, {of_left, next, 0}, 2, last);
+      multiply_pairs(2, last, {of_right, next, other}, 0, other);
     }
-    _tile_release();
+    give_up_tiles();
     if (MakesSlopes && g_.bias != nullptr) add_up();
   }
 
@@ -129,37 +131,59 @@ class Gradient {
     for (std::size_t i = 0; i < kUnit; ++i) split<Parts, false, kApart>(even[i], odd[i], to + i * kDepth);
   }
 
-  // The last panel's few transitions, in float32.
-  PEARL_AMX_SIMD __attribute__((noinline)) void add_few() {
+  // The last panel's few transitions: step pairs 4 * i to 4 * i + 3 are the i-th ones of four transitions.
+  PEARL_AMX_SIMD __attribute__((noinline)) void split_few() {
     const std::size_t panel = g_.panels - 1;
-    const float* slopes = g_.slopes + panel * kSquare * kPanel;
-    std::size_t slopes_row = kPanel;
-    alignas(64) float made[kSquare][kLanes];
-    if constexpr (MakesSlopes) {
-      for (std::size_t row = 0; row < kSquare; row += kUnit) {
-        __m512 even[kUnit], odd[kUnit];
-        make_slopes(panel, row, false, even, odd);
-        for (std::size_t i = 0; i < kUnit; ++i) _mm512_store_ps(made[row + i], even[i]);
-      }
-      slopes = made[0];
-      slopes_row = kLanes;
+    std::uint32_t* const left = held_.few_left[0];
+    // Four rows in a vector.
+    for (std::size_t row = 0; row < kSquare; row += kFew) {
+      const StepPairs slopes = left_pairs(thirds_of(few_slopes(panel, row)));
+      store_quarters(slopes.high, left + row * kLanes);
+      store_quarters(slopes.middle, left + row * kLanes + kFew);
+      store_quarters(slopes.low, left + row * kLanes + 2 * kFew);
+      store_quarters(_mm512_setzero_si512(), left + row * kLanes + 3 * kFew);
     }
-    for (std::size_t first = 0; first < g_.last; first += kUnit) {
-      __m512 x[kBlocks][kUnit];
-      for (std::size_t block = 0; block < kBlocks; ++block) load_x(panel, block, first, x[block]);
-      const bool adds = g_.accumulate || first > 0;
-      for (std::size_t row = 0; row < kSquare; ++row) {
-        float* const to = g_.weights + row * kSquare;
-#pragma GCC unroll 4
-        for (std::size_t block = 0; block < kBlocks; ++block) {
-          __m512 sum = adds ? _mm512_loadu_ps(to + block * kLanes) : _mm512_setzero_ps();
-#pragma GCC unroll 4
-          for (std::size_t i = 0; i < kUnit; ++i)
-            sum = _mm512_fmadd_ps(_mm512_set1_ps(slopes[row * slopes_row + first + i]), x[block][i], sum);
-          _mm512_storeu_ps(to + block * kLanes, sum);
-        }
+    for (std::size_t block = 0; block < kBlocks; ++block) {
+      __m512 x[kFew];
+      load_x(panel, block, 0, x);
+      std::uint32_t (*const to)[kLanes] = held_.few_right[block];
+      for (std::size_t i = 0; i < kFew; ++i) {
+        const StepPairs pairs = right_pairs(thirds_of(x[i]));
+        _mm512_store_si512(to[i], pairs.high);
+        _mm512_store_si512(to[kFew + i], pairs.middle);
+        _mm512_store_si512(to[2 * kFew + i], pairs.low);
+        _mm512_store_si512(to[3 * kFew + i], _mm512_setzero_si512());
       }
     }
+  }
+  PEARL_AMX_INLINE static void store_quarters(__m512i numbers, void* rows) {
+    auto* const to = static_cast<__m128i*>(rows);
+    _mm_store_si128(to, _mm512_castsi512_si128(numbers));
+    _mm_store_si128(to + kFew, _mm512_extracti32x4_epi32(numbers, 1));
+    _mm_store_si128(to + 2 * kFew, _mm512_extracti32x4_epi32(numbers, 2));
+    _mm_store_si128(to + 3 * kFew, _mm512_extracti32x4_epi32(numbers, 3));
+  }
+  PEARL_AMX_INLINE static __m512 four_rows(const float* rows) {
+    __m512 found = _mm512_castps128_ps512(_mm_loadu_ps(rows));
+    found = _mm512_insertf32x4(found, _mm_loadu_ps(rows + kPanel), 1);
+    found = _mm512_insertf32x4(found, _mm_loadu_ps(rows + 2 * kPanel), 2);
+    return _mm512_insertf32x4(found, _mm_loadu_ps(rows + 3 * kPanel), 3);
+  }
+  // Of four rows, and, made, added to their sums.
+  PEARL_AMX_INLINE __m512 few_slopes(std::size_t panel, std::size_t row) {
+    if constexpr (!MakesSlopes) return four_rows(g_.slopes + (panel * kSquare + row) * kPanel);
+    const Gemm& made = g_.made_slopes;
+    const auto at = static_cast<std::ptrdiff_t>(panel);
+    const __mmask16 passes =
+        positive(four_rows(made.gate + at * made.c_panel + static_cast<std::ptrdiff_t>(row * kPanel)));
+    const float *b = made.b + at * made.b_panel, *a = made.a + row;
+    __m512 slopes = _mm512_setzero_ps();
+    const __m512i quarters = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    for (std::size_t k = 0; k < made.depth; ++k, b += kPanel, a += made.a_step)
+      slopes = _mm512_maskz_fmadd_ps(passes, _mm512_broadcast_f32x4(_mm_loadu_ps(b)),
+                                     _mm512_permutexvar_ps(quarters, _mm512_castps128_ps512(_mm_loadu_ps(a))), slopes);
+    store_quarters(_mm512_castps_si512(slopes), sums_[row]);
+    return slopes;
   }
 
   // x of four transitions, and of a block of inputs.
@@ -181,13 +205,12 @@ class Gradient {
   }
 
   // Two by two blocks of sums, while a pair is split. The first parts are loaded already.
-  PEARL_AMX_SIMD __attribute__((noinline)) void multiply_pairs(std::size_t row, std::size_t column, bool adds,
-                                                               const Task& task, std::size_t next_row,
-                                                               std::size_t next_column) {
+  PEARL_AMX_SIMD __attribute__((noinline)) void multiply_pairs(std::size_t row, std::size_t column, const Task& task,
+                                                               std::size_t next_row, std::size_t next_column) {
     constexpr std::size_t kBytes = kSquare * sizeof(float);
     float* const c = g_.weights + row * kLanes * kSquare + column * kLanes;
     float* const below = c + kLanes * kSquare;
-    if (adds) {
+    if (adds_) {
       _tile_loadd(0, c, kBytes);
       _tile_loadd(1, c + kLanes, kBytes);
       _tile_loadd(2, below, kBytes);
@@ -237,6 +260,13 @@ class Gradient {
     }
     load_left(row, 0);
     products();
+    if (adds_few_) {
+      _tile_loadd(4, held_.few_left[row * kLanes], 64);
+      _tile_loadd(5, held_.few_left[(row + 1) * kLanes], 64);
+      _tile_loadd(6, held_.few_right[column], 64);
+      _tile_loadd(7, held_.few_right[column + 1], 64);
+      products();
+    }
     load_first(next_row, next_column);
     _tile_stored(0, c, kBytes);
     _tile_stored(1, c + kLanes, kBytes);
@@ -274,6 +304,7 @@ class Gradient {
 
   const SquareGradient& g_;
   Held& held_;
+  bool adds_ = false, adds_few_ = false;  // to what memory has; the last panel's few transitions
   alignas(64) float sums_[kSquare][kLanes];
   alignas(64) float weights_of_x_[kRemade][kSquare];
 };

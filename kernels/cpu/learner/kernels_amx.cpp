@@ -45,7 +45,7 @@ class TiledProduct {
         columns_(g.panels > 1 ? (g.panels - 1) * in_panel_ + (g.last_n + kLanes - 1) / kLanes : in_panel_) {}
 
   PEARL_AMX_SIMD void run() {
-    _tile_loadconfig(&kWholeTiles);
+    set_up(kWholeTiles);
     for (k_ = 0; k_ < g.depth; k_ = end_) {
       end_ = std::min(g.depth, k_ + kMostSteps * kDepth);
       steps_ = (end_ - k_ + kDepth - 1) / kDepth;
@@ -58,7 +58,7 @@ class TiledProduct {
         run_columns();
       }
     }
-    _tile_release();
+    give_up_tiles();
   }
 
  private:

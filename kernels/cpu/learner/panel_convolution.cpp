@@ -25,7 +25,7 @@ PEARL_AMX_SIMD void configure(std::size_t left_rows) {
     shapes.bytes[tile] = 64;
     shapes.rows[tile] = static_cast<std::uint8_t>(tile < 6 ? left_rows : kLanes);
   }
-  _tile_loadconfig(&shapes);
+  set_up(shapes);
 }
 
 // Rows of an input, of which a few are held in the form that products take: those that rows of the result from one to
@@ -134,7 +134,7 @@ class Convolution {
         }
     }
     finish_all();
-    _tile_release();
+    give_up_tiles();
   }
 
  private:
@@ -406,7 +406,7 @@ class Gradients {
           }
       }
     }
-    _tile_release();
+    give_up_tiles();
   }
 
   static constexpr std::size_t kOutside = ~std::size_t{0};

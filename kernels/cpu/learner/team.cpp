@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "pearl/learner/subnormals.hpp"
+#include "pearl/learner/tiles.hpp"
 #include "pearl/threads.hpp"
 
 namespace pearl::learner {
@@ -48,16 +49,18 @@ void Team::stop() {
 
 void Team::start(Call call, void* object) {
   const SubnormalsAreZero flushed;
-  if (threads_.empty()) {
-    call(object, 0);
-    return;
-  }
   call_ = call;
   object_ = object;
+  if (threads_.empty()) return call_as(0);
   job_.fetch_add(1, std::memory_order_release);
   started_.ring();
-  call(object, 0);
+  call_as(0);
   barrier();
+}
+
+void Team::call_as(std::size_t worker) {
+  const KeptTiles tiles;
+  call_(object_, worker);
 }
 
 void Team::serve(std::size_t worker) {
@@ -65,7 +68,7 @@ void Team::serve(std::size_t worker) {
   for (std::uint32_t seen = 0;; ++seen) {
     await(started_, [&] { return job_.load(std::memory_order_acquire) != seen; });
     if (stopping_.load(std::memory_order_acquire)) return;
-    call_(object_, worker);
+    call_as(worker);
     barrier();
   }
 }

@@ -43,6 +43,7 @@ class Team {
  private:
   using Call = void (*)(void* object, std::size_t worker);
   void start(Call call, void* object);
+  void call_as(std::size_t worker);
   void serve(std::size_t worker);
   void stop();
 
