@@ -35,7 +35,9 @@ bool fits(const Gemm& g) {
 // A product, in blocks of 16 rows of a and 16 columns of b: two by two blocks at a time, over a run of steps. The
 // tiles' unit is busy for hundreds of cycles with their products, in which the vector units split factors that are
 // needed later, and finish sums that are complete.
-template <std::size_t Parts>
+//
+// `Turned`: b(k, j) lies k floats, within its segment, behind j * b_step.
+template <std::size_t Parts, bool Turned = false>
 class TiledProduct {
  public:
   explicit TiledProduct(const Gemm& gemm)
@@ -144,6 +146,12 @@ class TiledProduct {
   }
   PEARL_AMX_INLINE bool split_rows() {
     if (split_row_ == kLanes && !begin_split()) return false;
+    if constexpr (Turned)
+      if (turned_block_) {
+        split_.template do_turned_rows<Parts>(split_row_);
+        split_row_ += kTurnedRows;
+        return true;
+      }
     split_.template do_rows<Parts>(split_row_);
     split_row_ += kSplitRows;
     return true;
@@ -174,6 +182,7 @@ class TiledProduct {
   // The next block to split: of b as far as it is needed soon, then of a.
   PEARL_AMX_SIMD bool begin_split() {
     of_right_ = right_next_ < right_end_;
+    turned_block_ = false;
     if (of_right_)
       split_ = of_right(right_next_++);
     else if (left_.next < left_.end)
@@ -183,8 +192,9 @@ class TiledProduct {
     split_row_ = 0;
     return true;
   }
-  Split of_right(std::size_t index) const {
+  Split of_right(std::size_t index) {
     const std::size_t column = first_ + index / steps_, k = k_ + index % steps_ * kDepth, steps = end_ - k;
+    if constexpr (Turned) return of_turned_right(column, k, steps, right_ + index * kBlock);
     const float* b = g.b + static_cast<std::ptrdiff_t>(column / in_panel_) * g.b_panel + column % in_panel_ * kLanes +
                      place(k, g.b_step, g.b_segment);
     const __mmask16 lanes = first_lanes(width(column));
@@ -199,12 +209,22 @@ class TiledProduct {
     if (g.a_step == 1)
       return {a, a + kLanes, g.a_row, first_lanes(steps), first_lanes(steps > kLanes ? steps - kLanes : 0), rows, rows,
               to};
-    // Rows next to each other are turned first.
     for (std::size_t i = 0; i < 2; ++i) {
       const std::size_t count = std::min(kLanes, steps > i * kLanes ? steps - i * kLanes : 0);
       if (count < kLanes || rows < kLanes) std::fill_n(turned_[i], kLanes * kLanes, 0.0f);
       avx512_.transpose(a + static_cast<std::ptrdiff_t>(i * kLanes) * g.a_step, count, rows,
                         static_cast<std::size_t>(g.a_step), turned_[i], kLanes);
+    }
+    return {turned_[0], turned_[1], kLanes, 0xFFFF, 0xFFFF, kLanes, kLanes, to};
+  }
+  // Of b whose columns are rows in memory. A block that lacks numbers is turned first.
+  Split of_turned_right(std::size_t column, std::size_t k, std::size_t steps, std::uint16_t* to) {
+    const float* const b = g.b + static_cast<std::ptrdiff_t>(column * kLanes) * g.b_step + place(k, 1, g.b_segment);
+    const std::size_t columns = width(column);
+    for (std::size_t i = 0; i < 2; ++i) {
+      const std::size_t count = std::min(kLanes, steps > i * kLanes ? steps - i * kLanes : 0);
+      if (count < kLanes || columns < kLanes) std::fill_n(turned_[i], kLanes * kLanes, 0.0f);
+      avx512_.transpose(b + i * kLanes, columns, count, static_cast<std::size_t>(g.b_step), turned_[i], kLanes);
     }
     return {turned_[0], turned_[1], kLanes, 0xFFFF, 0xFFFF, kLanes, kLanes, to};
   }
@@ -228,7 +248,7 @@ class TiledProduct {
   const std::size_t rows_, in_panel_, columns_;  // blocks of 16
   std::size_t k_ = 0, end_ = 0, steps_ = 0, first_ = 0, last_ = 0, share_ = 0, turn_ = 0;
   std::size_t right_next_ = 0, right_end_ = 0, split_row_ = kLanes, waiting_ = 0, finish_row_ = 0;
-  bool of_right_ = false;
+  bool of_right_ = false, turned_block_ = false;
   Left left_ = {};
   Split split_ = {};
   Finish finishes_[4];
@@ -246,6 +266,12 @@ void gemm(const Gemm& g) {
 }
 
 template <std::size_t Parts>
+void turned_gemm(const Gemm& g, float* scratch) {
+  if (!fits<Parts>(g) || g.a_step != 1) return avx512_learner_kernels()->turned_gemm(g, scratch);
+  TiledProduct<Parts, true>(g).run();
+}
+
+template <std::size_t Parts>
 bool chain(const Chain& chain) {
   if (amx::multiply_chain<Parts>(chain)) return chain.first_signs != nullptr || chain.second_signs != nullptr;
   chain.one_by_one(gemm<Parts>);
@@ -259,6 +285,7 @@ LearnerKernels table_of(const char* name) {
   table.of_bytes = &byte_convolution_kernels();
   table.of_panels = &panel_convolution_kernels(Parts < kParts);
   table.gemm = gemm<Parts>;
+  table.turned_gemm = turned_gemm<Parts>;
   table.chain = chain<Parts>;
   table.square = kSquare;
   table.remade = kRemade;

@@ -241,6 +241,18 @@ void transpose(const float* source, std::size_t rows, std::size_t columns, std::
       destination[j * destination_row + i] = source[i * source_row + j];
 }
 
+void turned_gemm(const Gemm& whole, float* scratch) {
+  Gemm g = whole;
+  const std::size_t row = turned_row(g.n);
+  for (std::size_t k = 0; k < g.depth; k += g.segment, g.b += whole.b_segment)
+    transpose(g.b, g.n, g.depth - k < g.segment ? g.depth - k : g.segment, static_cast<std::size_t>(whole.b_step),
+              scratch + k * row, row);
+  g.b = scratch;
+  g.b_step = static_cast<std::ptrdiff_t>(row);
+  g.b_segment = static_cast<std::ptrdiff_t>(g.segment * row);
+  gemm(g);
+}
+
 // Elementwise
 
 PEARL_SIMD void relu(const float* x, float* y, std::size_t count) {
@@ -697,6 +709,7 @@ constexpr LearnerKernels table_of(const char* name) {
           nullptr,
           kPpoKernels,
           gemm,
+          turned_gemm,
           chain,
           transpose,
           relu,

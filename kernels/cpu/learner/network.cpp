@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "pearl/errors.hpp"
 
@@ -11,12 +12,6 @@ namespace {
 
 constexpr std::size_t kMostMapFloats = std::size_t{1} << 23;  // 32 MiB of feature maps at once
 constexpr std::size_t kWidest = std::size_t{1} << 31;  // a product of two widths does not overflow
-
-// Rows of a transposed panel are an odd number of cache lines long: with a power of two they would share few cache sets.
-std::size_t padded(std::size_t width) {
-  const std::size_t lines = round_up(width, 16) / 16;
-  return 16 * (lines | 1);
-}
 
 }  // namespace
 
@@ -30,26 +25,44 @@ void load_panel(const LearnerKernels& kernels, const float* rows, std::size_t wi
       std::fill(panel + f * kernels.panel + count, panel + (f + 1) * kernels.panel, 0.0f);
 }
 
-Workspace::Workspace(const Network& network, std::size_t panels, bool gradients) : panels_(panels), offsets_{0} {
+Workspace::Workspace(const Network& network, std::size_t panels, bool gradients, const Workspace* lender)
+    : panels_(panels), offsets_{0} {
   const std::size_t panel = network.kernels_.panel;
   for (const std::size_t width : network.widths_) offsets_.push_back(offsets_.back() + width * panel);
-  values_ = AlignedArray<float>(offsets_.back() * panels);
-  statistics_ = AlignedArray<float>(2 * panel * network.statistics_ * panels);
-  masks_ = AlignedArray<float>(network.mask_width_ * panel * panels);
-  if (network.trunk_)
-    images_.emplace(*network.trunk_, panels, gradients);
-  else if (network.of_bytes_)
-    converted_ = AlignedArray<float>(panel * network.input_width_);
-  if (!gradients) return;
-  gradients_ = AlignedArray<float>(offsets_.back() * panels);
-  signs_.resize(Chain::kSigns * panels);
-  rows_ = AlignedArray<float>(padded(network.widest_input_) * panel * panels);
+  if (network.trunk_) images_.emplace(*network.trunk_, panels, gradients);
+  // One array, so that a large one is one of huge pages, whose parts lie apart in the caches.
+  std::vector<std::pair<float**, std::size_t>> parts;
+  const auto add = [&](float*& part, std::size_t floats) {
+    parts.emplace_back(&part, floats_);
+    floats_ += round_up(floats, kCacheLine / sizeof(float));
+  };
+  add(values_, offsets_.back() * panels);
+  add(gradients_, gradients ? offsets_.back() * panels : 0);
+  add(rows_, gradients ? turned_floats(network.widest_input_, panel * panels) : 0);
+  const std::size_t passing = floats_;
+  add(statistics_, 2 * panel * network.statistics_ * panels);
+  cleared_ = floats_;
+  add(masks_, network.mask_width_ * panel * panels);
+  add(converted_, network.of_bytes_ && !network.trunk_ ? panel * network.input_width_ : 0);
+  if (lender != nullptr && floats_ == passing && lender->lends_to(*this)) {
+    values_ = lender->values_;
+    gradients_ = lender->gradients_;
+    rows_ = lender->rows_;
+    cleared_ = lender->cleared_;
+  } else {
+    own_ = AlignedArray<float>(floats_);
+    for (const auto& [part, offset] : parts) *part = own_.data() + offset;
+  }
+  if (gradients) signs_.resize(Chain::kSigns * panels);
 }
 
-void Workspace::clear() {
-  for (AlignedArray<float>* array : {&values_, &gradients_, &statistics_, &rows_})
-    if (array->size() > 0) std::memset(array->data(), 0, array->size() * sizeof(float));
+bool Workspace::lends_to(const Workspace& other) const {
+  return other.panels_ == panels_ && other.floats_ <= floats_ && other.offsets_.size() == offsets_.size() &&
+         std::equal(offsets_.begin(), offsets_.end() - 1, other.offsets_.begin()) &&
+         other.offsets_.back() <= offsets_.back();
 }
+
+void Workspace::clear() { std::memset(values_, 0, cleared_ * sizeof(float)); }
 
 Network::Network(std::size_t input_width, const std::vector<Op>& ops, std::size_t parameters, bool of_bytes)
     : kernels_(learner_kernels()), input_width_(input_width), parameters_(parameters), of_bytes_(of_bytes) {
@@ -217,9 +230,9 @@ void Network::load(const void* rows, std::size_t count, Workspace& workspace, st
   if (trunk_) return trunk_->load(rows, count, *workspace.images_, panel);
   const auto* floats = static_cast<const float*>(rows);
   if (of_bytes_) {
-    kernels_.scale_bytes(static_cast<const std::uint8_t*>(rows), kByteScale, workspace.converted_.data(),
+    kernels_.scale_bytes(static_cast<const std::uint8_t*>(rows), kByteScale, workspace.converted_,
                          count * input_width_);
-    floats = workspace.converted_.data();
+    floats = workspace.converted_;
   }
   load_panel(kernels_, floats, input_width_, count, workspace.value(0, panel));
 }
@@ -326,7 +339,7 @@ void Network::compute(const Step& step, const float* parameters, Workspace& work
     case OpKind::layer_norm:
       kernels_.layer_norm(x, op.weight == kNone ? nullptr : parameters + op.weight,
                           op.bias == kNone ? nullptr : parameters + op.bias, op.eps, op.width, y,
-                          workspace.statistics_.data() + 2 * size * (panel * statistics_ + step.statistics));
+                          workspace.statistics_ + 2 * size * (panel * statistics_ + step.statistics));
       break;
     case OpKind::add:
     case OpKind::subtract: {
@@ -354,7 +367,7 @@ void Network::compute(const Step& step, const float* parameters, Workspace& work
       }
       DropoutPass pass = workspace.dropout;
       pass.first_row += panel * size;
-      float* mask = workspace.masks_.data() + size * (panel * mask_width_ + step.mask);
+      float* mask = workspace.masks_ + size * (panel * mask_width_ + step.mask);
       fill_dropout(pass, step.layer, static_cast<double>(op.eps), columns, op.width, mask, 1, size);
       for (std::size_t i = 0; i < op.width * size; ++i) y[i] = x[i] * mask[i];
       break;
@@ -389,7 +402,7 @@ void Network::weights_gradient(std::size_t at, const float* parameters, float* g
                                std::size_t panels, std::size_t count, std::size_t last_columns, bool accumulate) const {
   const Step& step = steps_[at];
   const Op& op = step.op;
-  const std::size_t size = kernels_.panel, in = widths_[step.in[0]], row = padded(in);
+  const std::size_t size = kernels_.panel, in = widths_[step.in[0]];
   float* const bias = op.bias == kNone ? nullptr : gradients + op.bias;
   if (in <= kernels_.narrow) {
     kernels_.narrow_gradients(workspace.gradient(step.out, 0), op.width, workspace.value(step.in[0], 0), in, panels,
@@ -416,7 +429,7 @@ void Network::weights_gradient(std::size_t at, const float* parameters, float* g
   if (bias != nullptr) kernels_.sum_transitions(workspace.gradient(step.out, 0), op.width, panels, bias, accumulate);
   if (op.width <= kernels_.narrow) {
     // Few outputs: the same with inputs and slopes exchanged.
-    float* const found = workspace.rows_.data();
+    float* const found = workspace.rows_;
     kernels_.narrow_gradients(workspace.value(step.in[0], 0), in, workspace.gradient(step.out, 0), op.width, panels,
                               last_columns, found, nullptr, false);
     for (std::size_t o = 0; o < op.width; ++o)
@@ -424,17 +437,15 @@ void Network::weights_gradient(std::size_t at, const float* parameters, float* g
         weights[o * in + i] = (accumulate ? weights[o * in + i] : 0.0f) + found[i * op.width + o];
     return;
   }
-  for (std::size_t p = 0; p < panels; ++p)
-    kernels_.transpose(workspace.value(step.in[0], p), in, size, size, workspace.rows_.data() + p * size * row, row);
   const auto stride = static_cast<std::ptrdiff_t>(size);
   Gemm gemm{};
   gemm.a = workspace.gradient(step.out, 0);
   gemm.a_row = stride;
   gemm.a_step = 1;
   gemm.a_segment = stride * static_cast<std::ptrdiff_t>(op.width);
-  gemm.b = workspace.rows_.data();
-  gemm.b_step = static_cast<std::ptrdiff_t>(row);
-  gemm.b_segment = stride * gemm.b_step;
+  gemm.b = workspace.value(step.in[0], 0);
+  gemm.b_step = stride;
+  gemm.b_segment = stride * static_cast<std::ptrdiff_t>(in);
   gemm.c = weights;
   gemm.c_row = static_cast<std::ptrdiff_t>(in);
   gemm.m = op.width;
@@ -442,7 +453,7 @@ void Network::weights_gradient(std::size_t at, const float* parameters, float* g
   gemm.depth = count;
   gemm.segment = size;
   gemm.accumulate = accumulate;
-  kernels_.gemm(gemm);
+  kernels_.turned_gemm(gemm, workspace.rows_);
 }
 
 std::size_t Network::inputs_gradients(std::size_t at, const float* parameters, Workspace& workspace, std::size_t panels,
@@ -532,8 +543,7 @@ void Network::backward(const float* parameters, float* gradients, Workspace& wor
           const LayerNormGradients to{at(op.weight), at(op.bias), adds_weights || p > 0};
           kernels_.layer_norm_backward(
               dy, workspace.value(step->in[0], p), op.weight == kNone ? nullptr : parameters + op.weight,
-              workspace.statistics_.data() + 2 * size * (p * statistics_ + step->statistics), op.width, dx,
-              step->adds[0], to);
+              workspace.statistics_ + 2 * size * (p * statistics_ + step->statistics), op.width, dx, step->adds[0], to);
           break;
         }
         case OpKind::add:
@@ -556,7 +566,7 @@ void Network::backward(const float* parameters, float* gradients, Workspace& wor
             kernels_.scale(dy, 1.0f, dx, floats, step->adds[0]);
             break;
           }
-          const float* mask = workspace.masks_.data() + size * (p * mask_width_ + step->mask);
+          const float* mask = workspace.masks_ + size * (p * mask_width_ + step->mask);
           for (std::size_t k = 0; k < floats; ++k) dx[k] = (step->adds[0] ? dx[k] : 0.0f) + dy[k] * mask[k];
           break;
         }

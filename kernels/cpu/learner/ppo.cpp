@@ -12,6 +12,9 @@ namespace pearl::learner {
 namespace {
 
 constexpr float kHalfLog2Pi = 0.9189385332046727f;
+// Twice as many as a group of other learners: one network at a time needs half the memory of several, and splitting
+// weights for products, and adding gradients up, pays for more rows (1.01 at 2 x 256 and 256 rows).
+constexpr std::size_t kRowsAtOnce = 2 * kGroup;
 constexpr double kSmallest = 1e-8;  // added to the deviation of advantages
 constexpr double kKlExcess = 1.5;   // training ends beyond so many times target_kl
 
@@ -21,7 +24,7 @@ const std::int64_t* actions_of(const Rollout& rollout) { return static_cast<cons
 }  // namespace
 
 PpoWorker::PpoWorker(const PolicyAndValue& networks, std::size_t panels)
-    : policy(*networks.policy, panels, true), value(*networks.value, panels, true) {
+    : policy(*networks.policy, panels, true), value(*networks.value, panels, true, &policy) {
   const std::size_t panel = networks.policy->kernels().panel;
   const ActionDistribution& distribution = networks.distribution;
   obs.resize(networks.policy->input_width() * panel);
@@ -43,7 +46,7 @@ PpoLearner::PpoLearner(const PolicyAndValue& networks, float* weights, std::size
       shared_(networks.policy->shares_parameters(*networks.value)) {
   networks_.check();
   for (std::size_t worker = 0; worker < threads; ++worker)
-    workers_.push_back(std::make_unique<PpoWorker>(networks_, kGroup / kernels_.panel));
+    workers_.push_back(std::make_unique<PpoWorker>(networks_, kRowsAtOnce / kernels_.panel));
 }
 
 PpoMetrics PpoLearner::train(const Rollout& rollout, const PpoSchedule& schedule, Optimizer& optimizer,
@@ -155,19 +158,25 @@ void PpoLearner::prepare(PpoWorker& worker, const Minibatch& batch) const {
 void PpoLearner::compute_gradients(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t end,
                                    float* gradients) {
   const Network &policy = *networks_.policy, &value = *networks_.value;
-  const std::size_t panel = kernels_.panel, last_columns = policy.last_columns(end - begin, kGroup);
+  const std::size_t panel = kernels_.panel, last_columns = policy.last_columns(end - begin, kRowsAtOnce);
   if (shared_) std::fill_n(gradients, policy.parameters(), 0.0f);
-  for (std::size_t first = begin; first < end; first += kGroup) {
-    const std::size_t last = std::min(end, first + kGroup), panels = (last - first + panel - 1) / panel;
+  for (std::size_t first = begin; first < end; first += kRowsAtOnce) {
+    const std::size_t last = std::min(end, first + kRowsAtOnce), panels = (last - first + panel - 1) / panel;
     const auto count_in = [&](std::size_t p) { return std::min(panel, last - first - p * panel); };
-    // One network after the other, so that its weights stay in cache.
+    const bool accumulate = shared_ || first != begin;
+    // One network after the other: what its forward pass leaves is still in cache in its backward pass.
     for (std::size_t p = 0; p < panels; ++p) load(worker, batch, first + p * panel, p, count_in(p));
     policy.forward(weights_, worker.policy, panels, last_columns);
-    value.forward(weights_, worker.value, panels, last_columns);
-    for (std::size_t p = 0; p < panels; ++p) differentiate(worker, batch, first + p * panel, p, count_in(p));
-    const bool accumulate = shared_ || first != begin;
-    value.backward(weights_, gradients, worker.value, panels, last - first, last_columns, accumulate, 0);
+    for (std::size_t p = 0; p < panels; ++p) differentiate_policy(worker, batch, first + p * panel, p, count_in(p));
     policy.backward(weights_, gradients, worker.policy, panels, last - first, last_columns, accumulate, 0);
+    for (std::size_t p = 0; p < panels; ++p) {
+      const float* const loaded = worker.policy.value(0, p);
+      float* const inputs = worker.value.value(0, p);
+      if (inputs != loaded) std::copy_n(loaded, policy.input_width() * panel, inputs);
+    }
+    value.forward(weights_, worker.value, panels, last_columns);
+    for (std::size_t p = 0; p < panels; ++p) differentiate_values(worker, batch, first + p * panel, p, count_in(p));
+    value.backward(weights_, gradients, worker.value, panels, last - first, last_columns, accumulate, 0);
   }
   worker.loss = worker.policy_loss + settings_.value_coefficient * worker.value_loss -
                 settings_.entropy_coefficient * worker.entropy;
@@ -176,7 +185,7 @@ void PpoLearner::compute_gradients(PpoWorker& worker, const Minibatch& batch, st
         static_cast<float>(worker.log_std_slope[j]);
 }
 
-// The observations of a panel, for both networks.
+// The observations of a panel.
 void PpoLearner::load(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel,
                       std::size_t count) const {
   const Network& policy = *networks_.policy;
@@ -195,7 +204,6 @@ void PpoLearner::load(PpoWorker& worker, const Minibatch& batch, std::size_t beg
       std::copy_n(obs + static_cast<std::size_t>(rows[c]) * inputs, inputs, worker.obs.data() + c * inputs);
     policy.load(worker.obs.data(), count, worker.policy, panel);
   }
-  std::copy_n(worker.policy.value(0, panel), inputs * kernels_.panel, worker.value.value(0, panel));
 }
 
 // The loss of a minibatch of n rows is the mean of
@@ -206,22 +214,25 @@ void PpoLearner::load(PpoWorker& worker, const Minibatch& batch, std::size_t beg
 // probability, the first part has the derivative -r A, but 0 where clip(r) is the smaller product: where r > 1 + range
 // and A > 0, or r < 1 - range and A < 0. With value clipping, the squared error is the larger one of v and of
 // v_old + clip(v - v_old), whose derivative by v is 0 beyond the range. v_old is R - A.
-void PpoLearner::differentiate(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel,
-                               std::size_t count) const {
+void PpoLearner::differentiate_policy(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel,
+                                      std::size_t count) const {
   const bool categorical = networks_.distribution.categorical();
-  gather(worker, batch, begin, count);
+  const std::int64_t* const rows = batch.rows + begin;
+  for (std::size_t c = 0; c < count; ++c) {
+    const float advantage = batch.rollout.advantages[rows[c]];
+    worker.old_log_prob[c] = batch.rollout.log_probs[rows[c]];
+    worker.advantage[c] =
+        settings_.normalize_advantages
+            ? static_cast<float>((static_cast<double>(advantage) - worker.advantage_mean) * worker.advantage_scale)
+            : advantage;
+  }
   if (categorical)
     evaluate_parts(worker, batch, begin, panel, count);
   else
     evaluate_normal(worker, batch, begin, panel, count);
-
-  const auto share = 1.0f / static_cast<float>(batch.count);
-  const PpoLoss loss = {share, static_cast<float>(settings_.clip_range), static_cast<float>(settings_.value_clip_range),
-                        static_cast<float>(settings_.value_coefficient) * 2.0f * share};
-  const std::size_t value = networks_.value->output();
-  const PpoRows rows = {worker.log_prob.data(),           worker.old_log_prob.data(), worker.advantage.data(),
-                        worker.value.value(value, panel), worker.old_value.data(),    worker.target.data()};
-  kernels_.ppo.ppo_slopes(loss, rows, count, worker.slope.data(), worker.value.gradient(value, panel), worker);
+  const PpoPolicyRows of_policy = {worker.log_prob.data(), worker.old_log_prob.data(), worker.advantage.data()};
+  kernels_.ppo.policy_slopes({share(batch), static_cast<float>(settings_.clip_range)}, of_policy, count,
+                             worker.slope.data(), worker);
   if (categorical)
     part_slopes(worker, batch, begin, panel, count);
   else
@@ -229,20 +240,18 @@ void PpoLearner::differentiate(PpoWorker& worker, const Minibatch& batch, std::s
                                worker.policy.gradient(networks_.policy->output(), panel), worker.log_std_slope.data());
 }
 
-// What a panel's rows have in the rollout, in order.
-void PpoLearner::gather(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t count) const {
-  const Rollout& rollout = batch.rollout;
+void PpoLearner::differentiate_values(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel,
+                                      std::size_t count) const {
+  const std::int64_t* const rows = batch.rows + begin;
   for (std::size_t c = 0; c < count; ++c) {
-    const auto row = static_cast<std::size_t>(batch.rows[begin + c]);
-    const float advantage = rollout.advantages[row], target = rollout.returns[row];
-    worker.old_log_prob[c] = rollout.log_probs[row];
-    worker.old_value[c] = target - advantage;
-    worker.target[c] = target;
-    worker.advantage[c] =
-        settings_.normalize_advantages
-            ? static_cast<float>((static_cast<double>(advantage) - worker.advantage_mean) * worker.advantage_scale)
-            : advantage;
+    worker.target[c] = batch.rollout.returns[rows[c]];
+    worker.old_value[c] = worker.target[c] - batch.rollout.advantages[rows[c]];
   }
+  const std::size_t output = networks_.value->output();
+  const PpoValueRows of_values = {worker.value.value(output, panel), worker.old_value.data(), worker.target.data()};
+  const auto coefficient = static_cast<float>(settings_.value_coefficient);
+  kernels_.ppo.value_slopes({coefficient * 2.0f * share(batch), static_cast<float>(settings_.value_clip_range)},
+                            of_values, count, worker.value.gradient(output, panel), worker);
 }
 
 // Log probabilities and entropies of a panel; leaves the logits' probabilities in the place of their slopes.

@@ -86,39 +86,48 @@ PEARL_SIMD void softmax_slopes(const SoftmaxRows& rows, const float* slopes, flo
   }
 }
 
-PEARL_SIMD void ppo_slopes(const PpoLoss& loss, const PpoRows& rows, std::size_t count, float* slopes,
-                           float* value_slopes, PpoSums& sums) {
+PEARL_SIMD void policy_slopes(const PpoPolicyLoss& loss, const PpoPolicyRows& rows, std::size_t count, float* slopes,
+                              PpoSums& sums) {
   const F one = spread(1.0f), low = spread(1.0f - loss.clip_range), high = spread(1.0f + loss.clip_range);
-  const F range = spread(loss.clip_range), value_range = spread(loss.value_clip_range);
-  F gain = zero(), squares = zero(), divergence = zero(), clipped = zero();
+  F gain = zero(), divergence = zero(), clipped = zero();
   for (std::size_t c = 0; c < kPanel; c += kLanes) {
     const F is_row = rows_from(c, count), advantage = load(rows.advantages + c);
     const F log_ratio = load(rows.log_probs + c) - load(rows.old_log_probs + c), ratio = exp_of_any(log_ratio);
+    // Where the ratio is clipped, with the advantage's sign: what it is clipped to, and no slope.
     const F nearest = where_above(advantage, zero(), where_above(ratio, high, high, ratio),
                                   where_above(zero(), advantage, where_above(low, ratio, low, ratio), ratio));
+    const F rise = where_above(advantage, zero(), where_above(ratio, high, zero(), advantage),
+                               where_above(zero(), advantage, where_above(low, ratio, zero(), advantage), advantage));
     gain += where_positive(is_row, nearest * advantage);
     // An infinite ratio gives NaN even where it is clipped, as in torch: the step is refused.
-    const F fall = where_above(advantage, zero(), where_above(ratio, high, zero(), advantage),
-                               where_above(zero(), advantage, where_above(low, ratio, zero(), advantage), advantage));
-    store(slopes + c, where_positive(is_row, (zero() - fall) * ratio * spread(loss.share)));
+    store(slopes + c, where_positive(is_row, (zero() - rise) * ratio * spread(loss.share)));
     divergence += where_positive(is_row, ratio - one - log_ratio);
-    clipped += where_positive(is_row, where_above(absolute(ratio - one), range, one, zero()));
-
-    const F target = load(rows.returns + c), value = load(rows.values + c), error = value - target;
-    F square = error * error, slope = spread(loss.value_slope) * error;
-    if (loss.value_clip_range > 0.0f) {
-      const F old = load(rows.old_values + c), moved = value - old;
-      const F near = old + clamp(moved, zero() - value_range, value_range) - target, other = near * near;
-      slope = where_above(other, square, where_above(absolute(moved), value_range, zero(), slope), slope);
-      square = where_above(other, square, other, square);
-    }
-    squares += where_positive(is_row, square);
-    store(value_slopes + c, where_positive(is_row, slope));
+    clipped += where_positive(is_row, where_above(absolute(ratio - one), spread(loss.clip_range), one, zero()));
   }
   sums.policy_loss -= static_cast<double>(total(gain));
-  sums.value_loss += static_cast<double>(total(squares));
   sums.divergence += static_cast<double>(total(divergence));
   sums.clipped += static_cast<double>(total(clipped));
 }
 
-constexpr PpoKernels kPpoKernels = {normal_log_probs, normal_slopes, softmax, softmax_slopes, ppo_slopes};
+PEARL_SIMD void value_slopes(const PpoValueLoss& loss, const PpoValueRows& rows, std::size_t count, float* slopes,
+                             PpoSums& sums) {
+  const F range = spread(loss.clip_range);
+  F squares = zero();
+  for (std::size_t c = 0; c < kPanel; c += kLanes) {
+    const F is_row = rows_from(c, count), target = load(rows.returns + c), value = load(rows.values + c);
+    const F error = value - target;
+    F square = error * error, slope = spread(loss.factor) * error;
+    if (loss.clip_range > 0.0f) {
+      const F old = load(rows.old_values + c), moved = value - old;
+      const F near = old + clamp(moved, zero() - range, range) - target, other = near * near;
+      slope = where_above(other, square, where_above(absolute(moved), range, zero(), slope), slope);
+      square = where_above(other, square, other, square);
+    }
+    squares += where_positive(is_row, square);
+    store(slopes + c, where_positive(is_row, slope));
+  }
+  sums.value_loss += static_cast<double>(total(squares));
+}
+
+constexpr PpoKernels kPpoKernels = {normal_log_probs, normal_slopes, softmax,
+                                    softmax_slopes,   policy_slopes, value_slopes};

@@ -31,7 +31,7 @@ class AlignedArray {
     const std::size_t nbytes = round_up(size * sizeof(T), kCacheLine);
     if (nbytes == 0) return;
 #if defined(__linux__)
-    if (nbytes >= kHuge) {
+    if (nbytes >= kLarge) {
       // Random access over megabytes is bound by page walks: ask for huge pages.
       const std::size_t whole = round_up(nbytes, kHuge);
       void* mapped = ::mmap(nullptr, whole + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -60,7 +60,7 @@ class AlignedArray {
   const T& operator[](std::size_t i) const { return data_.get()[i]; }
 
  private:
-  static constexpr std::size_t kHuge = std::size_t{1} << 21;
+  static constexpr std::size_t kHuge = std::size_t{1} << 21, kLarge = kHuge / 8;
 
   struct Release {
     std::size_t mapped = 0;

@@ -120,6 +120,8 @@ struct LearnerKernels {
 
   // Any n; does not touch rows of c and b beyond n.
   void (*gemm)(const Gemm& gemm);
+  // The same of one panel, but b(k, j) lies k floats, within its segment, behind j * b_step. `scratch`: turned_floats().
+  void (*turned_gemm)(const Gemm& gemm, float* scratch);
   // Returns whether signs were stored, or taken.
   bool (*chain)(const Chain& chain);
   // destination(j, i) = source(i, j), i < rows, j < columns.
@@ -182,6 +184,10 @@ struct LearnerKernels {
   // target += tau * (online - target), as torch.lerp.
   void (*move_toward)(const float* online, float tau, float* target, std::size_t count);
 };
+
+// Rows of a turned b are an odd number of cache lines long: with a power of two they would share few cache sets.
+constexpr std::size_t turned_row(std::size_t columns) { return 16 * ((columns + 15) / 16 | 1); }
+constexpr std::size_t turned_floats(std::size_t columns, std::size_t steps) { return turned_row(columns) * steps; }
 
 // The table in use: the variant that PEARL_ISA (plain, avx2, avx512, amx) names, else the fastest that this machine has;
 // its products in float32, or where PEARL_MATMUL is "high" and the variant can, with 16 bits of each factor. Throws

@@ -28,7 +28,10 @@ class Network;
 // One thread's memory to process up to `panels` panels at a time. Not shared between threads.
 class Workspace {
  public:
-  Workspace(const Network& network, std::size_t panels, bool gradients);
+  // Uses the memory of `lender`, which then loses its numbers, if that has the same widths but for the output's, which
+  // may be smaller here: so what is zero in it stays zero.
+  Workspace(const Network& network, std::size_t panels, bool gradients, const Workspace* lender = nullptr);
+  Workspace(Workspace&&) = default;
 
   std::size_t panels() const { return panels_; }
   float* value(std::size_t value, std::size_t panel) { return at(values_, value, panel); }
@@ -40,14 +43,17 @@ class Workspace {
 
  private:
   friend class Network;
-  float* at(AlignedArray<float>& array, std::size_t value, std::size_t panel) {
-    return array.data() + offsets_[value] * panels_ + panel * (offsets_[value + 1] - offsets_[value]);
+  bool lends_to(const Workspace& other) const;
+  float* at(float* array, std::size_t value, std::size_t panel) {
+    return array + offsets_[value] * panels_ + panel * (offsets_[value + 1] - offsets_[value]);
   }
 
   std::size_t panels_;
   std::vector<std::size_t> offsets_;  // of each value, in floats of one panel
-  AlignedArray<float> values_, gradients_, statistics_, rows_, masks_;
-  AlignedArray<float> converted_;  // a panel's inputs, of bytes
+  AlignedArray<float> own_;
+  std::size_t floats_ = 0, cleared_ = 0;
+  float *values_ = nullptr, *gradients_ = nullptr, *statistics_ = nullptr, *rows_ = nullptr, *masks_ = nullptr;
+  float* converted_ = nullptr;  // a panel's inputs, of bytes
   std::vector<std::uint16_t> signs_;
   bool has_first_signs_ = false, has_second_signs_ = false;  // instead of the values of hidden layers
   std::optional<ImageWorkspace> images_;

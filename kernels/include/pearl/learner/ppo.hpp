@@ -87,9 +87,10 @@ class PpoLearner : public TeamLearner<PpoWorker> {
   void compute_gradients(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t end,
                          float* gradients);
   void load(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel, std::size_t count) const;
-  void differentiate(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel,
-                     std::size_t count) const;
-  void gather(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t count) const;
+  void differentiate_policy(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel,
+                            std::size_t count) const;
+  void differentiate_values(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel,
+                            std::size_t count) const;
   NormalRows normal_rows(PpoWorker& worker, std::size_t panel) const;
   void evaluate_parts(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel,
                       std::size_t count) const;
@@ -98,6 +99,7 @@ class PpoLearner : public TeamLearner<PpoWorker> {
   void part_slopes(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel,
                    std::size_t count) const;
   void set_forbidden(const Minibatch& batch, std::size_t begin, std::size_t count, float value, float* outputs) const;
+  static float share(const Minibatch& batch) { return 1.0f / static_cast<float>(batch.count); }
   float entropy_slope(const Minibatch& batch) const {
     return -static_cast<float>(settings_.entropy_coefficient / static_cast<double>(batch.count));
   }

@@ -23,15 +23,20 @@ struct SoftmaxRows {
 };
 
 // What a loss, the mean over `1 / share` rows, is made of.
-struct PpoLoss {
-  float share;
-  float clip_range;
-  float value_clip_range;  // 0: values are not clipped
-  float value_slope;       // 2 * value_coefficient * share
+struct PpoPolicyLoss {
+  float share, clip_range;
+};
+struct PpoValueLoss {
+  float factor;      // 2 * value_coefficient * share
+  float clip_range;  // 0: values are not clipped
 };
 
-struct PpoRows {  // (panel,)
-  const float *log_probs, *old_log_probs, *advantages, *values, *old_values, *returns;
+// (panel,) each.
+struct PpoPolicyRows {
+  const float *log_probs, *old_log_probs, *advantages;
+};
+struct PpoValueRows {
+  const float *values, *old_values, *returns;
 };
 
 struct PpoSums {
@@ -55,9 +60,11 @@ struct PpoKernels {
   void (*softmax_slopes)(const SoftmaxRows& rows, const float* slopes, float by_entropy, std::size_t count,
                          float* probabilities);
 
-  // The loss's slopes by log probabilities and values; PpoLearner says what the loss is.
-  void (*ppo_slopes)(const PpoLoss& loss, const PpoRows& rows, std::size_t count, float* slopes, float* value_slopes,
-                     PpoSums& sums);
+  // The loss's slopes by log probabilities, and by values; PpoLearner says what the loss is. They add to the sums.
+  void (*policy_slopes)(const PpoPolicyLoss& loss, const PpoPolicyRows& rows, std::size_t count, float* slopes,
+                        PpoSums& sums);
+  void (*value_slopes)(const PpoValueLoss& loss, const PpoValueRows& rows, std::size_t count, float* slopes,
+                       PpoSums& sums);
 };
 
 }  // namespace pearl::learner
