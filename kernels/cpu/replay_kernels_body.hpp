@@ -134,41 +134,57 @@ PEARL_SIMD inline Wide mulhi(Wide a, Wide b_low, Wide b_high) {
   return add(add(multiply_halves(a_high, b_high), shift_right<32>(middle)), shift_right<32>(other));
 }
 
+struct RandomPair {
+  Wide even, odd;
+};
+// The numbers of lanes 2 * pair and 2 * pair + 1, of a vector of pairs.
+PEARL_SIMD inline RandomPair numbers_of_pairs(std::uint64_t seed, std::uint64_t call, Wide pair) {
+  const Wide mask = constant(0xFFFFFFFF), multiplier0 = constant(0xD2511F53), multiplier1 = constant(0xCD9E8D57);
+  // Words are the low halves of 64-bit lanes; the high halves are never read.
+  Wide word0 = pair, word1 = shift_right<32>(pair);
+  Wide word2 = constant(static_cast<std::int64_t>(call & 0xFFFFFFFFu));
+  Wide word3 = constant(static_cast<std::int64_t>(call >> 32));
+  std::uint32_t key0 = static_cast<std::uint32_t>(seed), key1 = static_cast<std::uint32_t>(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const Wide product0 = multiply_halves(word0, multiplier0), product1 = multiply_halves(word2, multiplier1);
+    word0 = bit_xor(shift_right<32>(product1), word1, constant(key0));
+    word2 = bit_xor(shift_right<32>(product0), word3, constant(key1));
+    word1 = product1;
+    word3 = product0;
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  return {bit_or(bit_and(word0, mask), shift_left<32>(word1)), bit_or(bit_and(word2, mask), shift_left<32>(word3))};
+}
+
+PEARL_SIMD void numbers_of(std::uint64_t seed, std::uint64_t call, std::uint64_t first, std::size_t count,
+                           std::uint64_t* numbers) {
+  constexpr std::size_t kBlock = 2 * kLanes;  // lanes of one vector of pairs
+  const std::size_t here = kPartial ? count : count / kBlock * kBlock;
+  const Wide pairs = multiples_of(1);
+  for (std::size_t at = 0; at < here; at += kBlock) {
+    const Wide pair = add(constant(static_cast<std::int64_t>((first + at) / 2)), pairs);
+    const auto [even, odd] = numbers_of_pairs(seed, call, pair);
+    store_pairs(numbers + at, count - at, even, odd);
+  }
+  if (here < count) plain_replay_kernels().numbers(seed, call, first + here, count - here, numbers + here);
+}
+
 PEARL_SIMD void targets_of(std::uint64_t seed, std::uint64_t call, std::uint64_t lanes, std::uint64_t first,
                            std::size_t count, std::uint64_t total, std::uint64_t* targets) {
   constexpr std::size_t kBlock = 2 * kLanes;  // lanes of one vector of pairs
   const std::size_t here = lanes == 1 ? 0 : kPartial ? count : count / kBlock * kBlock;
   const std::uint64_t width = here == 0 ? 0 : stratum_width(lanes);
-  const Wide mask = constant(0xFFFFFFFF);
   const Wide width_low = constant(static_cast<std::int64_t>(width & 0xFFFFFFFFu));
   const Wide width_high = constant(static_cast<std::int64_t>(width >> 32));
   const Wide total_low = constant(static_cast<std::int64_t>(total & 0xFFFFFFFFu));
   const Wide total_high = constant(static_cast<std::int64_t>(total >> 32));
-  const Wide multiplier0 = constant(0xD2511F53);
-  const Wide multiplier1 = constant(0xCD9E8D57);
-  const Wide call_low = constant(static_cast<std::int64_t>(call & 0xFFFFFFFFu));
-  const Wide call_high = constant(static_cast<std::int64_t>(call >> 32));
   const Wide pairs = multiples_of(1);
   const Wide starts = multiples_of(2 * width);
   for (std::size_t at = 0; at < here; at += kBlock) {
     const std::uint64_t lane = first + at;
     const Wide pair = add(constant(static_cast<std::int64_t>(lane / 2)), pairs);
-    // Words are the low halves of 64-bit lanes; the high halves are never read.
-    Wide word0 = pair, word1 = shift_right<32>(pair), word2 = call_low, word3 = call_high;
-    std::uint32_t key0 = static_cast<std::uint32_t>(seed);
-    std::uint32_t key1 = static_cast<std::uint32_t>(seed >> 32);
-    for (int round = 0; round < 10; ++round) {
-      const Wide product0 = multiply_halves(word0, multiplier0);
-      const Wide product1 = multiply_halves(word2, multiplier1);
-      word0 = bit_xor(shift_right<32>(product1), word1, constant(key0));
-      word2 = bit_xor(shift_right<32>(product0), word3, constant(key1));
-      word1 = product1;
-      word3 = product0;
-      key0 += 0x9E3779B9u;
-      key1 += 0xBB67AE85u;
-    }
-    const Wide random0 = bit_or(bit_and(word0, mask), shift_left<32>(word1));
-    const Wide random1 = bit_or(bit_and(word2, mask), shift_left<32>(word3));
+    const auto [random0, random1] = numbers_of_pairs(seed, call, pair);
     const Wide start = add(constant(static_cast<std::int64_t>(lane * width)), starts);
     const Wide x0 = add(start, mulhi(random0, width_low, width_high));
     const Wide x1 =
@@ -235,6 +251,7 @@ constexpr ReplayKernels table_of(const char* name) {
           quantise_all,
           smallest,
           weights_of,
+          numbers_of,
           targets_of,
           scan,
           all_below,

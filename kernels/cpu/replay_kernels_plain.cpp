@@ -27,6 +27,10 @@ void weights_of(const std::uint32_t* leaves, std::size_t count, std::uint32_t sm
   for (std::size_t i = 0; i < count; ++i) weights[i] = importance_weight(log2_min, log2_q32(leaves[i]), beta_q28);
 }
 
+void numbers_of(std::uint64_t seed, std::uint64_t call, std::uint64_t first, std::size_t count, std::uint64_t* numbers) {
+  for_lanes(seed, call, 0, first, count, [&](std::uint64_t lane, std::uint64_t x) { numbers[lane - first] = x; });
+}
+
 void targets_of(std::uint64_t seed, std::uint64_t call, std::uint64_t lanes, std::uint64_t first, std::size_t count,
                 std::uint64_t total, std::uint64_t* targets) {
   for_lanes(seed, call, stratum_width(lanes), first, count,
@@ -81,6 +85,7 @@ const ReplayKernels& plain_replay_kernels() {
       quantise_all,
       smallest,
       weights_of,
+      numbers_of,
       targets_of,
       scan,
       all_below,

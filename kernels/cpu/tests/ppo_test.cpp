@@ -13,6 +13,7 @@
 #include "pearl/errors.hpp"
 #include "pearl/learner/ppo.hpp"
 #include "pearl/learner/rollout_policy.hpp"
+#include "pearl/philox.hpp"
 #include "pearl/shuffle.hpp"
 
 using namespace pearl::learner;
@@ -30,7 +31,7 @@ Floats random_floats(std::size_t count, std::uint32_t seed, float scale = 1.0f) 
 }
 
 void test_shuffle() {
-  for (const std::size_t count : {0u, 1u, 2u, 3u, 64u, 65u}) {
+  for (const std::size_t count : {0u, 1u, 2u, 3u, 64u, 65u, 256u, 257u, 1000u}) {
     std::vector<std::int64_t> order(count), expected(count);
     for (std::size_t i = 0; i < count; ++i) order[i] = expected[i] = static_cast<std::int64_t>(i);
     pearl::shuffle(7, 11, order.data(), count);

@@ -72,6 +72,18 @@ void weights_are_those_of_importance_weight(const ReplayKernels& kernels) {
     }
 }
 
+void numbers_are_those_of_philox(const ReplayKernels& kernels) {
+  std::mt19937_64 random(7);
+  for (const std::size_t count : kCounts)
+    for (const std::uint64_t first : {std::uint64_t{0}, std::uint64_t{6}, std::uint64_t{1} << 40}) {
+      const std::uint64_t seed = random(), call = random();
+      std::vector<std::uint64_t> numbers(count + 1, 77);
+      kernels.numbers(seed, call, first, count, numbers.data());
+      for (std::size_t i = 0; i < count; ++i) CHECK(numbers[i] == uniform_at(seed, call, first + i, 0));
+      CHECK(numbers[count] == 77);
+    }
+}
+
 void targets_are_those_of_philox(const ReplayKernels& kernels) {
   std::mt19937_64 random(6);
   for (const std::size_t lanes : kCounts)
@@ -213,6 +225,7 @@ int main() {
     CHECK(replay_kernels().name == name);
     leaves_are_those_of_quantise(replay_kernels());
     weights_are_those_of_importance_weight(replay_kernels());
+    numbers_are_those_of_philox(replay_kernels());
     targets_are_those_of_philox(replay_kernels());
     scans_see_every_priority(replay_kernels());
   }

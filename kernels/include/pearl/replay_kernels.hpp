@@ -38,7 +38,10 @@ struct ReplayKernels {
   // (smallest / leaf)^beta for leaves of at least `smallest`, which is at least 1: importance_weight() of each.
   void (*weights)(const std::uint32_t* leaves, std::size_t count, std::uint32_t smallest, std::int64_t beta_q28,
                   float* weights);
-  // floor(total * x_k / 2^64), x_k the stratified number of lane k (philox.hpp), for lanes first..first+count-1 of
+  // uniform_at(seed, call, lane, 0) (philox.hpp) of lanes first..first+count-1; `first` is even.
+  void (*numbers)(std::uint64_t seed, std::uint64_t call, std::uint64_t first, std::size_t count,
+                  std::uint64_t* numbers);
+  // floor(total * x_k / 2^64), x_k the stratified number of lane k, for lanes first..first+count-1 of
   // `lanes`; `first` is even.
   void (*targets)(std::uint64_t seed, std::uint64_t call, std::uint64_t lanes, std::uint64_t first, std::size_t count,
                   std::uint64_t total, std::uint64_t* targets);
