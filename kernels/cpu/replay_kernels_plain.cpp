@@ -27,7 +27,8 @@ void weights_of(const std::uint32_t* leaves, std::size_t count, std::uint32_t sm
   for (std::size_t i = 0; i < count; ++i) weights[i] = importance_weight(log2_min, log2_q32(leaves[i]), beta_q28);
 }
 
-void numbers_of(std::uint64_t seed, std::uint64_t call, std::uint64_t first, std::size_t count, std::uint64_t* numbers) {
+void numbers_of(std::uint64_t seed, std::uint64_t call, std::uint64_t first, std::size_t count,
+                std::uint64_t* numbers) {
   for_lanes(seed, call, 0, first, count, [&](std::uint64_t lane, std::uint64_t x) { numbers[lane - first] = x; });
 }
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "amx.hpp"
-#include "avx512_turn.hpp"
 
 #if defined(PEARL_AMX)
 
@@ -15,7 +14,7 @@ namespace pearl::learner::amx {
 
 constexpr std::size_t kBlock = kParts * kTileNumbers;  // the parts of 16 rows or columns and 32 steps
 // At a time. The tiles' unit falls behind if more than about 64 vector operations come between four of its products.
-constexpr std::size_t kSplitRows = 2, kTurnedRows = 4, kFinishRows = 4;
+constexpr std::size_t kSplitRows = 2, kFinishRows = 4;
 
 // Compilers do not know that a tile's load reads memory.
 PEARL_AMX_INLINE void finish_stores() { asm volatile("" ::: "memory"); }
@@ -53,15 +52,6 @@ struct Split {
       split<Parts>(_mm512_maskz_loadu_ps(first + i < even_rows ? even_lanes : 0, even + from),
                    _mm512_maskz_loadu_ps(first + i < odd_rows ? odd_lanes : 0, odd + from), target + i * kDepth);
     }
-  }
-  // Of a block without zeros whose rows are columns in memory, with numbers `row` apart.
-  template <std::size_t Parts>
-  PEARL_AMX_INLINE void do_turned_rows(std::size_t first) const {
-    __m512 evens[kTurnedRows], odds[kTurnedRows];
-    turn_columns(even + first, static_cast<std::size_t>(row), evens);
-    turn_columns(odd + first, static_cast<std::size_t>(row), odds);
-#pragma GCC unroll 4
-    for (std::size_t i = 0; i < kTurnedRows; ++i) split<Parts>(evens[i], odds[i], to + (first + i) * kDepth);
   }
 };
 

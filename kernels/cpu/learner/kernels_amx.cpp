@@ -146,12 +146,6 @@ class TiledProduct {
   }
   PEARL_AMX_INLINE bool split_rows() {
     if (split_row_ == kLanes && !begin_split()) return false;
-    if constexpr (Turned)
-      if (turned_block_) {
-        split_.template do_turned_rows<Parts>(split_row_);
-        split_row_ += kTurnedRows;
-        return true;
-      }
     split_.template do_rows<Parts>(split_row_);
     split_row_ += kSplitRows;
     return true;
@@ -182,7 +176,6 @@ class TiledProduct {
   // The next block to split: of b as far as it is needed soon, then of a.
   PEARL_AMX_SIMD bool begin_split() {
     of_right_ = right_next_ < right_end_;
-    turned_block_ = false;
     if (of_right_)
       split_ = of_right(right_next_++);
     else if (left_.next < left_.end)
@@ -194,7 +187,12 @@ class TiledProduct {
   }
   Split of_right(std::size_t index) {
     const std::size_t column = first_ + index / steps_, k = k_ + index % steps_ * kDepth, steps = end_ - k;
-    if constexpr (Turned) return of_turned_right(column, k, steps, right_ + index * kBlock);
+    if constexpr (Turned) {
+      const float* const from =
+          g.b + static_cast<std::ptrdiff_t>(column * kLanes) * g.b_step + place(k, 1, g.b_segment);
+      for (std::size_t i = 0; i < 2; ++i) turn(i, from + i * kLanes, g.b_step, width(column), half(steps, i));
+      return {turned_[0], turned_[1], kLanes, 0xFFFF, 0xFFFF, kLanes, kLanes, right_ + index * kBlock};
+    }
     const float* b = g.b + static_cast<std::ptrdiff_t>(column / in_panel_) * g.b_panel + column % in_panel_ * kLanes +
                      place(k, g.b_step, g.b_segment);
     const __mmask16 lanes = first_lanes(width(column));
@@ -209,24 +207,18 @@ class TiledProduct {
     if (g.a_step == 1)
       return {a, a + kLanes, g.a_row, first_lanes(steps), first_lanes(steps > kLanes ? steps - kLanes : 0), rows, rows,
               to};
-    for (std::size_t i = 0; i < 2; ++i) {
-      const std::size_t count = std::min(kLanes, steps > i * kLanes ? steps - i * kLanes : 0);
-      if (count < kLanes || rows < kLanes) std::fill_n(turned_[i], kLanes * kLanes, 0.0f);
-      avx512_.transpose(a + static_cast<std::ptrdiff_t>(i * kLanes) * g.a_step, count, rows,
-                        static_cast<std::size_t>(g.a_step), turned_[i], kLanes);
-    }
+    for (std::size_t i = 0; i < 2; ++i)
+      turn(i, a + static_cast<std::ptrdiff_t>(i * kLanes) * g.a_step, g.a_step, half(steps, i), rows);
     return {turned_[0], turned_[1], kLanes, 0xFFFF, 0xFFFF, kLanes, kLanes, to};
   }
-  // Of b whose columns are rows in memory. A block that lacks numbers is turned first.
-  Split of_turned_right(std::size_t column, std::size_t k, std::size_t steps, std::uint16_t* to) {
-    const float* const b = g.b + static_cast<std::ptrdiff_t>(column * kLanes) * g.b_step + place(k, 1, g.b_segment);
-    const std::size_t columns = width(column);
-    for (std::size_t i = 0; i < 2; ++i) {
-      const std::size_t count = std::min(kLanes, steps > i * kLanes ? steps - i * kLanes : 0);
-      if (count < kLanes || columns < kLanes) std::fill_n(turned_[i], kLanes * kLanes, 0.0f);
-      avx512_.transpose(b + i * kLanes, columns, count, static_cast<std::size_t>(g.b_step), turned_[i], kLanes);
-    }
-    return {turned_[0], turned_[1], kLanes, 0xFFFF, 0xFFFF, kLanes, kLanes, to};
+  // The first or second 16 of 32 steps, as far as there are any.
+  static std::size_t half(std::size_t steps, std::size_t i) {
+    return std::min(kLanes, steps > i * kLanes ? steps - i * kLanes : 0);
+  }
+  // Half a block whose rows are columns in memory.
+  void turn(std::size_t i, const float* from, std::ptrdiff_t row, std::size_t rows, std::size_t columns) {
+    if (rows < kLanes || columns < kLanes) std::fill_n(turned_[i], kLanes * kLanes, 0.0f);
+    avx512_.transpose(from, rows, columns, static_cast<std::size_t>(row), turned_[i], kLanes);
   }
 
   void wait_for(std::size_t row_block, std::size_t column, const float* sums) {
@@ -248,7 +240,7 @@ class TiledProduct {
   const std::size_t rows_, in_panel_, columns_;  // blocks of 16
   std::size_t k_ = 0, end_ = 0, steps_ = 0, first_ = 0, last_ = 0, share_ = 0, turn_ = 0;
   std::size_t right_next_ = 0, right_end_ = 0, split_row_ = kLanes, waiting_ = 0, finish_row_ = 0;
-  bool of_right_ = false, turned_block_ = false;
+  bool of_right_ = false;
   Left left_ = {};
   Split split_ = {};
   Finish finishes_[4];

@@ -103,6 +103,50 @@ void test_gemm() {
   check_gemm(64, 32, 70, 70, false, 40, 31);
 }
 
+// The gradient of a layer's weights: slopes by inputs, over the transitions of panels.
+void test_turned_gemm() {
+  const LearnerKernels& kernels = learner_kernels();
+  const std::size_t panel = kernels.panel;
+  const auto stride = static_cast<std::ptrdiff_t>(panel);
+  for (const std::size_t m : {5u, 64u, 97u})
+    for (const std::size_t n : {13u, 64u, 70u})
+      for (const std::size_t panels : {1u, 2u, 9u})
+        for (const std::size_t last : {std::size_t{1}, panel / 2, panel - 1, panel})
+          for (const bool accumulate : {false, true}) {
+            const std::size_t depth = (panels - 1) * panel + last;
+            const Floats slopes = random_floats(m * panel * panels, 1), x = random_floats(n * panel * panels, 2);
+            const Floats before = random_floats(m * n, 3);
+            Floats found = before, scratch(turned_floats(n, panel * panels));
+            Gemm g{};
+            g.a = slopes.data();
+            g.a_row = g.b_step = stride;
+            g.a_step = 1;
+            g.a_segment = stride * static_cast<std::ptrdiff_t>(m);
+            g.b = x.data();
+            g.b_segment = stride * static_cast<std::ptrdiff_t>(n);
+            g.c = found.data();
+            g.c_row = static_cast<std::ptrdiff_t>(n);
+            g.m = m;
+            g.n = n;
+            g.depth = depth;
+            g.segment = panel;
+            g.accumulate = accumulate;
+            kernels.turned_gemm(g, scratch.data());
+            const double tolerance = std::string(kernels.name) == "amx, high" ? 2e-3 : 1e-4;
+            for (std::size_t i = 0; i < m; ++i)
+              for (std::size_t j = 0; j < n; ++j) {
+                double expected = accumulate ? static_cast<double>(before[i * n + j]) : 0.0;
+                for (std::size_t k = 0; k < depth; ++k) {
+                  const std::size_t p = k / panel, c = k % panel;
+                  expected += static_cast<double>(slopes[(p * m + i) * panel + c]) *
+                              static_cast<double>(x[(p * n + j) * panel + c]);
+                }
+                CHECK(std::fabs(static_cast<double>(found[i * n + j]) - expected) <
+                      tolerance * (1.0 + std::fabs(expected)));
+              }
+          }
+}
+
 // A chain of products is what its products are one by one, whichever of them it lacks; what it does not keep is free.
 void test_chain() {
   const LearnerKernels& kernels = learner_kernels();
@@ -1191,6 +1235,7 @@ int main() {
   for (const std::string& name : learner_kernel_variants()) {
     select_learner_kernels(name);
     test_gemm();
+    test_turned_gemm();
     test_chain();
     test_narrow_gradients();
     test_square_gradient();

@@ -313,6 +313,11 @@ void test_refused_steps_change_nothing() {
       refuses();
       (*column)[7] = kept;
     }
+    // An infinite ratio, even where it is clipped.
+    const float kept = example.log_probs[7];
+    example.log_probs[7] = -200.0f;
+    refuses();
+    example.log_probs[7] = kept;
     example.choices[9] = 4;
     refuses();
     example.choices[9] = -1;

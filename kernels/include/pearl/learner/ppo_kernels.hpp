@@ -11,15 +11,15 @@ namespace pearl::learner {
 // distances d_j = (a_j - mean_j) exp(-s_j).
 struct NormalRows {
   std::size_t size;
-  const float *actions, *means;                         // (size, panel)
-  const float *inverse_deviations, *log_deviations;     // (size,): exp(-s_j), s_j
+  const float *actions, *means;                      // (size, panel)
+  const float *inverse_deviations, *log_deviations;  // (size,): exp(-s_j), s_j
 };
 
 // One part of categorical actions.
 struct SoftmaxRows {
   std::size_t choices;
-  const float* logits;                  // (choices, panel)
-  const float *log_sums, *entropies;    // (panel,)
+  const float* logits;                // (choices, panel)
+  const float *log_sums, *entropies;  // (panel,)
 };
 
 // What a loss, the mean over `1 / share` rows, is made of.
