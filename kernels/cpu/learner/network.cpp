@@ -428,7 +428,10 @@ void Network::weights_gradient(std::size_t at, const float* parameters, float* g
   }
   if (bias != nullptr) kernels_.sum_transitions(workspace.gradient(step.out, 0), op.width, panels, bias, accumulate);
   if (op.width <= kernels_.narrow) {
-    // Few outputs: the same with inputs and slopes exchanged.
+    // Few outputs: the same with inputs and slopes exchanged. Of one output, the gradients are in order.
+    if (op.width == 1)
+      return kernels_.narrow_gradients(workspace.value(step.in[0], 0), in, workspace.gradient(step.out, 0), 1, panels,
+                                       last_columns, weights, nullptr, accumulate);
     float* const found = workspace.rows_;
     kernels_.narrow_gradients(workspace.value(step.in[0], 0), in, workspace.gradient(step.out, 0), op.width, panels,
                               last_columns, found, nullptr, false);

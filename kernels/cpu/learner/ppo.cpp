@@ -28,7 +28,7 @@ PpoWorker::PpoWorker(const PolicyAndValue& networks, std::size_t panels)
   const std::size_t panel = networks.policy->kernels().panel;
   const ActionDistribution& distribution = networks.distribution;
   obs.resize(networks.policy->input_width() * panel);
-  for (std::vector<float>* column : {&old_log_prob, &advantage, &old_value, &target, &log_prob, &slope})
+  for (std::vector<float>* column : {&old_log_prob, &old_value, &target, &log_prob, &slope})
     column->resize(panel);
   log_sum.resize(distribution.sizes.size() * panel);
   part_entropy.resize(distribution.sizes.size() * panel);
@@ -98,6 +98,7 @@ bool PpoLearner::step(const Minibatch& batch, Optimizer& optimizer, PpoMetrics& 
     for (const auto& worker : workers_) {
       worker->policy.clear();
       worker->value.clear();
+      worker->advantage.resize(batch.count + kernels_.panel);  // whole panels are read
     }
   const Shares shares(batch.count, team_.size(), kernels_.panel / 2);
   const auto rows = static_cast<double>(batch.count);
@@ -133,31 +134,32 @@ bool PpoLearner::step(const Minibatch& batch, Optimizer& optimizer, PpoMetrics& 
   return true;
 }
 
-// Clears the worker's sums, and computes what all rows of the minibatch share: every worker does, and finds the same.
+// Clears the worker's sums, and computes what depends on all rows of the minibatch, as normalised advantages do: every
+// worker does, and finds the same.
 void PpoLearner::prepare(PpoWorker& worker, const Minibatch& batch) const {
   static_cast<PpoSums&>(worker) = {};
   worker.loss = worker.entropy = 0.0;
   std::fill(worker.log_std_slope.begin(), worker.log_std_slope.end(), 0.0);
   for (std::size_t j = 0; j < worker.inverse_deviation.size(); ++j)
     worker.inverse_deviation[j] = std::exp(-weights_[static_cast<std::size_t>(networks_.distribution.log_std) + j]);
+  float* const advantages = worker.advantage.data();
+  double even = 0.0, odd = 0.0;  // In double: equal advantages have exactly their own mean. Two chains of additions.
+  for (std::size_t i = 0; i < batch.count; ++i) {
+    advantages[i] = batch.rollout.advantages[batch.rows[i]];
+    (i % 2 == 0 ? even : odd) += static_cast<double>(advantages[i]);
+  }
   if (!settings_.normalize_advantages) return;
-  // In double: equal advantages have exactly their own mean.
-  const float* advantages = batch.rollout.advantages;
-  const auto total = [&](const auto& term) {
-    const auto at = [&](std::size_t i) { return term(static_cast<double>(advantages[batch.rows[i]])); };
-    double even = 0.0, odd = 0.0;  // two chains of additions
-    std::size_t i = 0;
-    for (; i + 2 <= batch.count; i += 2) {
-      even += at(i);
-      odd += at(i + 1);
-    }
-    return i < batch.count ? even + odd + at(i) : even + odd;
-  };
-  const double mean = total([](double advantage) { return advantage; }) / static_cast<double>(batch.count);
-  const double squares = total([mean](double advantage) { return (advantage - mean) * (advantage - mean); });
-  worker.advantage_mean = mean;
-  worker.advantage_scale =
-      batch.count < 2 ? 0.0 : 1.0 / (std::sqrt(squares / static_cast<double>(batch.count - 1)) + kSmallest);
+  const double mean = (even + odd) / static_cast<double>(batch.count);
+  double squares[2] = {};
+  for (std::size_t i = 0; i < batch.count; ++i) {
+    const double distance = static_cast<double>(advantages[i]) - mean;
+    squares[i % 2] += distance * distance;
+  }
+  const double deviation =
+      std::sqrt((squares[0] + squares[1]) / static_cast<double>(std::max<std::size_t>(batch.count, 2) - 1));
+  const double scale = batch.count < 2 ? 0.0 : 1.0 / (deviation + kSmallest);
+  for (std::size_t i = 0; i < batch.count; ++i)
+    advantages[i] = static_cast<float>((static_cast<double>(advantages[i]) - mean) * scale);
 }
 
 void PpoLearner::compute_gradients(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t end,
@@ -224,19 +226,12 @@ void PpoLearner::differentiate_policy(PpoWorker& worker, const Minibatch& batch,
                                       std::size_t count) const {
   const bool categorical = networks_.distribution.categorical();
   const std::int64_t* const rows = batch.rows + begin;
-  for (std::size_t c = 0; c < count; ++c) {
-    const float advantage = batch.rollout.advantages[rows[c]];
-    worker.old_log_prob[c] = batch.rollout.log_probs[rows[c]];
-    worker.advantage[c] =
-        settings_.normalize_advantages
-            ? static_cast<float>((static_cast<double>(advantage) - worker.advantage_mean) * worker.advantage_scale)
-            : advantage;
-  }
+  for (std::size_t c = 0; c < count; ++c) worker.old_log_prob[c] = batch.rollout.log_probs[rows[c]];
   if (categorical)
     evaluate_parts(worker, batch, begin, panel, count);
   else
     evaluate_normal(worker, batch, begin, panel, count);
-  const PpoPolicyRows of_policy = {worker.log_prob.data(), worker.old_log_prob.data(), worker.advantage.data()};
+  const PpoPolicyRows of_policy = {worker.log_prob.data(), worker.old_log_prob.data(), worker.advantage.data() + begin};
   kernels_.ppo.policy_slopes({share(batch), static_cast<float>(settings_.clip_range)}, of_policy, count,
                              worker.slope.data(), worker);
   if (categorical)

@@ -51,10 +51,10 @@ struct alignas(kCacheLine) PpoWorker : WorkerSums, PpoSums {
 
   Workspace policy, value;
   double entropy = 0.0;
-  double advantage_mean = 0.0, advantage_scale = 1.0;
+  std::vector<float> advantage;  // (rows + panel,) of the minibatch, normalised if they are to be
   // Of a panel's rows.
   std::vector<float> obs;                                         // (panel, inputs)
-  std::vector<float> old_log_prob, advantage, old_value, target;  // (panel,)
+  std::vector<float> old_log_prob, old_value, target;  // (panel,)
   std::vector<float> log_prob, slope;        // (panel,): of the actions, and the loss's derivative by it
   std::vector<float> log_sum, part_entropy;  // (parts, panel)
   std::vector<float> action;                 // (size, panel) of a normal distribution
