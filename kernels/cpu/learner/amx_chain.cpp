@@ -3,8 +3,7 @@
 // A product of 64 x 64 by 16 columns takes AMX 0.25 us, and the numbers around it need as long to move between the L1 and
 // L2 caches: split, they are half as large again. So each block of 16 columns goes through all products before the next
 // begins, and what is split stays in the L1 cache. While the tiles' unit multiplies a block, the vector units prepare the
-// next one and finish the one before, which includes its share of the third product. Meanwhile, additions and products of
-// float32 vectors run on one port instead of two (measured), so a first product with a bias is tiles' work too.
+// next one and finish the one before, which includes its share of the first and of the third product.
 #include "amx_blocks.hpp"
 #include "avx512_turn.hpp"
 
@@ -17,9 +16,9 @@ constexpr std::size_t kWidth = kSquare, kBlocks = kWidth / kLanes, kSteps = kWid
 constexpr std::size_t kLeastColumns = 64;  // for which splitting the weights is worth it (measured)
 constexpr std::size_t kTurns = 8;          // of the vector units in the products of 32 steps
 constexpr std::size_t kMade = kLanes / kTurns, kFinished = kDepth / kTurns;  // rows, or pairs of them, in a turn
-constexpr std::size_t kMostTiles = (3 * Chain::kMostTerms + 2 + kLanes - 1) / kLanes;
 
-// Where rows of the second product's b come from: the results of a first product, or memory.
+// Where rows of the second product's b come from: the results of a first product, with a bias and a ReLU or gated, or
+// memory.
 enum class Source { rectified, gated, memory };
 // What becomes of a sum.
 enum class Ending { rectified, gated, any };
@@ -49,11 +48,8 @@ struct Held {
     Tile stored, left[kParts];
   };
   Page pages[kBlocks * kSteps];
-  std::uint32_t first_left[kMostTiles][kBlocks][kLanes][kLanes];
-  float first_sums[kWidth][kLanes];
   float sums_[2][kLanes * kLanes], first_b[2][Chain::kMostTerms][kLanes];  // of this block and the next
   float third_weights[Chain::kMostRows][kWidth];
-  std::uint32_t first_right[kMostTiles * kLanes][kLanes];
   float first_weights[Chain::kMostTerms][kWidth];
   float third_sums[Chain::kMostRows][2][kLanes];  // of even and odd turns
 
@@ -67,7 +63,7 @@ struct Held {
 constexpr std::size_t kPage = sizeof(Held::Page) / sizeof(std::uint16_t), kPageFloats = kPage / 2;
 static_assert(kSteps * kParts + 2 <= kBlocks * kSteps);
 
-// `Terms` of a first product with a gate; 0: any number.
+// `Terms` of a first product; 0: any number.
 template <std::size_t Parts, Source From, std::size_t Terms, Ending End>
 class SmallChain {
  public:
@@ -79,7 +75,6 @@ class SmallChain {
         keeps_second_(chain.keeps_second),
         first_signs_(chain.first_signs),
         second_signs_(chain.second_signs),
-        first_tiles_((3 * first_.depth + 2 + kLanes - 1) / kLanes),
         held_(pages<Held>()) {}
 
   PEARL_AMX_SIMD void run() {
@@ -88,19 +83,11 @@ class SmallChain {
     const std::size_t columns = g_.panels > 1 ? (g_.panels - 1) * g_.n + g_.last_n : g_.n;
     Place before, at, next = after(at);
     if constexpr (From == Source::gated) begin_first(at);
-    if constexpr (From == Source::rectified) {
-      begin_first(next);
-      multiply_first(0);
-      multiply_first(1);
-    }
     split_left(0);
     for (std::size_t step = 0; step < kSteps; ++step) make_all(at, step);
     for (std::size_t column = 0; column < columns; column += kLanes) {
-      const Place second = after(next);
-      // Of the next block, the second product's b; of the one behind it, the first product.
-      const bool starts = column == 0, makes = column + kLanes < columns, makes_first = column + 2 * kLanes < columns;
+      const bool starts = column == 0, makes = column + kLanes < columns;
       if (From == Source::gated && makes) begin_first(next);
-      if (From == Source::rectified && makes_first) begin_first(second);
       begin_third();
       _tile_zero(0);
       _tile_zero(1);
@@ -115,7 +102,6 @@ class SmallChain {
           if (makes) make(then, turn);
           if (!starts) finish(done, turn);
         });
-        if (makes_first) multiply_first(step);
       }
       if (!starts) end_third(before);
       _tile_stored(0, held_.sums(0), 64);
@@ -124,7 +110,7 @@ class SmallChain {
       _tile_stored(3, held_.sums(3), 64);
       before = at;
       at = next;
-      next = second;
+      next = after(next);
     }
     begin_third();
 #pragma GCC unroll 1
@@ -209,7 +195,7 @@ class SmallChain {
 
   // Rows of the second product's b, 32 of them, for a block of columns.
   struct Made {
-    const float *x, *weights, *gate;
+    const float *x, *weights, *bias, *gate;
     float* c;
     std::uint16_t *to, *signs;
     std::size_t terms;
@@ -219,14 +205,13 @@ class SmallChain {
     const std::size_t row = step * kDepth;
     std::uint16_t* const to = held_.right(step);
     if constexpr (From == Source::memory)
-      return {g_.b + at.in(g_.b_panel) + row * kPanel, nullptr, nullptr, nullptr, to, nullptr, 0, false};
+      return {g_.b + at.in(g_.b_panel) + row * kPanel, nullptr, nullptr, nullptr, nullptr, to, nullptr, 0, false};
     const std::ptrdiff_t c = at.in(first_.c_panel) + static_cast<std::ptrdiff_t>(row * kPanel);
-    if constexpr (From == Source::rectified)
-      return {held_.first_sums[row],           nullptr, nullptr,     first_.c + c, to,
-              of_block(first_signs_, at, row), 0,       keeps_first_};
-    return {held_.first_b[at.column != 0][0],
-            held_.first_weights[0] + row,
-            first_.gate + c,
+    const bool gated = From == Source::gated;
+    return {gated ? held_.first_b[at.column != 0][0] : first_.b + at.in(first_.b_panel),
+            gated ? held_.first_weights[0] + row : first_.a + row * first_.depth,
+            gated ? nullptr : first_.bias + row,
+            gated ? first_.gate + c : nullptr,
             first_.c + c,
             to,
             of_block(first_signs_, at, row),
@@ -243,8 +228,18 @@ class SmallChain {
         even = _mm512_loadu_ps(m.x + i * kPanel);
         odd = _mm512_loadu_ps(m.x + (i + kLanes) * kPanel);
       } else if constexpr (From == Source::rectified) {
-        even = _mm512_load_ps(m.x + i * kLanes);
-        odd = _mm512_load_ps(m.x + (i + kLanes) * kLanes);
+        const std::size_t terms = Terms > 0 ? Terms : m.terms;
+        const float *const weights = m.weights + i * terms, *const lower = weights + kLanes * terms;
+        even = _mm512_set1_ps(m.bias[i]);
+        odd = _mm512_set1_ps(m.bias[i + kLanes]);
+#pragma GCC unroll 8
+        for (std::size_t k = 0; k < terms; ++k) {
+          const __m512 number = _mm512_loadu_ps(m.x + k * kPanel);
+          even = _mm512_fmadd_ps(number, _mm512_set1_ps(weights[k]), even);
+          odd = _mm512_fmadd_ps(number, _mm512_set1_ps(lower[k]), odd);
+        }
+        even = _mm512_max_ps(none, even);  // a NaN stays a NaN
+        odd = _mm512_max_ps(none, odd);
       } else {
         const float* const gate = m.gate + i * kPanel;
         const __mmask16 even_passes = m.signs != nullptr ? m.signs[i] : positive(_mm512_loadu_ps(gate));
@@ -260,45 +255,22 @@ class SmallChain {
           odd = _mm512_maskz_fmadd_ps(odd_passes, number, _mm512_set1_ps(weights[kLanes]), odd);
         }
       }
-      put(m, i, even, odd);
+      if (From != Source::memory && m.keeps) {
+        _mm512_storeu_ps(m.c + i * kPanel, even);
+        _mm512_storeu_ps(m.c + (i + kLanes) * kPanel, odd);
+      }
+      if (From == Source::rectified && m.signs != nullptr) {
+        m.signs[i] = positive(even);
+        m.signs[i + kLanes] = positive(odd);
+      }
+      split<Parts, false, kPage>(even, odd, m.to + i * kDepth);
     }
   }
-  // What becomes of a pair.
-  PEARL_AMX_INLINE static void put(const Made& m, std::size_t i, __m512 even, __m512 odd) {
-    if constexpr (From == Source::rectified) {
-      even = _mm512_max_ps(_mm512_setzero_ps(), even);  // a NaN stays a NaN
-      odd = _mm512_max_ps(_mm512_setzero_ps(), odd);
-    }
-    if (From != Source::memory && m.keeps) {
-      _mm512_storeu_ps(m.c + i * kPanel, even);
-      _mm512_storeu_ps(m.c + (i + kLanes) * kPanel, odd);
-    }
-    if (From == Source::rectified && m.signs != nullptr) {
-      m.signs[i] = positive(even);
-      m.signs[i + kLanes] = positive(odd);
-    }
-    split<Parts, false, kPage>(even, odd, m.to + i * kDepth);
-  }
-  // All 32 rows, for the first block, for which no tiles are at work yet.
+  // All 32 rows, for the first block.
   PEARL_AMX_SIMD __attribute__((noinline)) void make_all(const Place& at, std::size_t step) const {
     const Made m = made(at, step);
-    if constexpr (From != Source::rectified) {
 #pragma GCC unroll 1
-      for (std::size_t turn = 0; turn < kTurns; ++turn) make(m, turn);
-      return;
-    }
-    const float* const b = first_.b + at.in(first_.b_panel);
-    const float *weights = first_.a + step * kDepth * first_.depth, *const bias = first_.bias + step * kDepth;
-    const std::size_t lower = kLanes * first_.depth;
-    for (std::size_t i = 0; i < kLanes; ++i, weights += first_.depth) {
-      __m512 even = _mm512_set1_ps(bias[i]), odd = _mm512_set1_ps(bias[i + kLanes]);
-      for (std::size_t k = 0; k < first_.depth; ++k) {
-        const __m512 number = _mm512_loadu_ps(b + k * kPanel);
-        even = _mm512_fmadd_ps(number, _mm512_set1_ps(weights[k]), even);
-        odd = _mm512_fmadd_ps(number, _mm512_set1_ps(weights[lower + k]), odd);
-      }
-      put(m, i, even, odd);
-    }
+    for (std::size_t turn = 0; turn < kTurns; ++turn) make(m, turn);
   }
 
   // Rows of the second product's result, 32 of them, for a block of columns.
@@ -371,89 +343,17 @@ class SmallChain {
                        _mm512_add_ps(_mm512_load_ps(held_.third_sums[o][0]), _mm512_load_ps(held_.third_sums[o][1])));
   }
 
-  // A block of the first product's b: as it is, or as tiles.
+  // A block of the first product's b.
   PEARL_AMX_INLINE void begin_first(const Place& at) const {
     const float* b = first_.b + at.in(first_.b_panel);
-    if constexpr (From == Source::gated)
-      for (std::size_t k = 0; k < first_.depth; ++k, b += kPanel)
-        _mm512_store_ps(held_.first_b[at.column != 0][k], _mm512_loadu_ps(b));
-    if constexpr (From == Source::rectified) {
-      std::uint32_t (*const rows)[kLanes] = held_.first_right;
-      for (std::size_t k = 0; k < first_.depth; ++k, b += kPanel) {
-        const StepPairs x = right_pairs(thirds_of(_mm512_loadu_ps(b)));
-        _mm512_store_si512(rows[k], x.high);
-        _mm512_store_si512(rows[first_.depth + k], x.middle);
-        _mm512_store_si512(rows[2 * first_.depth + k], x.low);
-      }
-    }
-  }
-  // Half the rows of the first product, for the block that began: those of the step's b.
-  PEARL_AMX_INLINE void multiply_first(std::size_t step) const {
-    if constexpr (From != Source::rectified) return;
-    _tile_zero(5);
-    _tile_zero(6);
-    finish_stores();
-#pragma GCC unroll 1
-    for (std::size_t tile = 0; tile < first_tiles_; ++tile) {
-      _tile_loadd(4, held_.first_right[tile * kLanes], 64);
-      _tile_loadd(7, held_.first_left[tile][2 * step], 64);
-      multiply_tiles<5, 7, 4>();
-      _tile_loadd(7, held_.first_left[tile][2 * step + 1], 64);
-      multiply_tiles<6, 7, 4>();
-    }
-    _tile_stored(5, held_.first_sums[2 * step * kLanes], 64);
-    _tile_stored(6, held_.first_sums[(2 * step + 1) * kLanes], 64);
+    for (std::size_t k = 0; k < first_.depth; ++k, b += kPanel)
+      _mm512_store_ps(held_.first_b[at.column != 0][k], _mm512_loadu_ps(b));
   }
 
   PEARL_AMX_SIMD __attribute__((noinline)) void prepare() const {
-    if constexpr (From == Source::rectified) split_first();
     if constexpr (From == Source::gated)
       copy_weights(first_.a, first_.a_step, first_.a_row, first_.depth, held_.first_weights);
     copy_weights(third_.a, third_.a_row, third_.a_step, third_.m, held_.third_weights);
-  }
-
-  PEARL_AMX_INLINE static __m512i all(std::size_t number) { return _mm512_set1_epi32(static_cast<int>(number)); }
-  // The first product's a, and its bias. As a tile has room for 32 steps, and the product takes few, all products of parts
-  // are steps of one. The bias's parts meet ones.
-  PEARL_AMX_INLINE void split_first() const {
-    const std::size_t depth = first_.depth, group = kLanes / depth;
-    std::fill_n(held_.first_right[0], first_tiles_ * kLanes * kLanes, 0u);
-    std::fill_n(held_.first_right[3 * depth], kLanes, 0x3F803F80u);
-    std::fill_n(held_.first_right[3 * depth + 1], kLanes, 0x3F80u);
-    alignas(64) std::uint32_t bias[2][kWidth];
-    for (std::size_t i = 0; i < kWidth; i += kLanes) {
-      const Thirds parts = thirds_of(_mm512_loadu_ps(first_.bias + i));
-      _mm512_store_si512(bias[0] + i, pair_of(parts.high, parts.middle));
-      _mm512_store_si512(bias[1] + i, pair_of(parts.low, _mm512_setzero_si512()));
-    }
-    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    for (std::size_t tile = 0; tile < first_tiles_; ++tile) {
-      const __m512i column = _mm512_add_epi32(lanes, all(tile * kLanes));
-      const auto below = [&](std::size_t bound) PEARL_AMX_SIMD
-          __attribute__((always_inline)) { return _mm512_cmplt_epi32_mask(column, all(bound)); };
-      const __mmask16 is_high = below(depth), is_pair = below(2 * depth), is_weight = below(3 * depth);
-      const auto is_low = static_cast<__mmask16>(is_weight & ~is_pair);
-      const auto is_bias = static_cast<__mmask16>(below(3 * depth + 1) & ~is_weight);
-      const auto is_low_bias = static_cast<__mmask16>(below(3 * depth + 2) & ~is_weight & ~is_bias);
-      // A vector has the weights of several rows: `from` counts on from row to row.
-      const __m512i middles = _mm512_add_epi32(column, all(kLanes - depth));
-      const __m512i from_pairs = _mm512_mask_mov_epi32(middles, is_high, column);
-      const __m512i from_low = _mm512_sub_epi32(column, all(2 * depth));
-      for (std::size_t i = 0; i < kWidth; i += group) {
-        const std::size_t count = std::min(group, kWidth - i);
-        const StepPairs a =
-            left_pairs(thirds_of(_mm512_maskz_loadu_ps(first_lanes(count * depth), first_.a + i * depth)));
-        for (std::size_t row = i; row < i + count; ++row) {
-          const __m512i skipped = all((row - i) * depth);
-          __m512i pairs =
-              _mm512_maskz_permutex2var_epi32(is_pair, a.high, _mm512_add_epi32(from_pairs, skipped), a.middle);
-          pairs = _mm512_mask_permutexvar_epi32(pairs, is_low, _mm512_add_epi32(from_low, skipped), a.low);
-          pairs = _mm512_mask_set1_epi32(pairs, is_bias, static_cast<int>(bias[0][row]));
-          pairs = _mm512_mask_set1_epi32(pairs, is_low_bias, static_cast<int>(bias[1][row]));
-          _mm512_store_si512(held_.first_left[tile][row / kLanes][row % kLanes], pairs);
-        }
-      }
-    }
   }
 
   // 32 steps of the second product's a.
@@ -484,7 +384,6 @@ class SmallChain {
   const Gemm first_, g_, third_;
   const bool keeps_first_, keeps_second_;
   std::uint16_t *const first_signs_, *const second_signs_;
-  const std::size_t first_tiles_;
   Held& held_;
 };
 
@@ -512,15 +411,23 @@ bool multiply_chain(const Chain& chain) {
   if (!fits(chain)) return false;
   static_assert(Chain::kMostSigns == kWidth);
   if (chain.first.m == 0 && (chain.first_signs != nullptr || chain.second_signs != nullptr)) return false;
-  if (chain.first.m > 0 && is_rectified(chain.first))
+  const std::size_t terms = chain.first.m > 0 ? chain.first.depth : 0;
+  const bool rectified = terms > 0 && is_rectified(chain.first);
+  if (rectified && terms == 3)
+    SmallChain<Parts, Source::rectified, 3, Ending::rectified>(chain).run();
+  else if (rectified && terms == 4)
+    SmallChain<Parts, Source::rectified, 4, Ending::rectified>(chain).run();
+  else if (rectified && terms == 8)
+    SmallChain<Parts, Source::rectified, 8, Ending::rectified>(chain).run();
+  else if (rectified)
     SmallChain<Parts, Source::rectified, 0, Ending::rectified>(chain).run();
-  else if (chain.first.m > 0 && chain.first.depth == 1)
+  else if (terms == 1)
     SmallChain<Parts, Source::gated, 1, Ending::gated>(chain).run();
-  else if (chain.first.m > 0 && chain.first.depth == 2)
+  else if (terms == 2)
     SmallChain<Parts, Source::gated, 2, Ending::gated>(chain).run();
-  else if (chain.first.m > 0 && chain.first.depth == 4)
+  else if (terms == 4)
     SmallChain<Parts, Source::gated, 4, Ending::gated>(chain).run();
-  else if (chain.first.m > 0)
+  else if (terms > 0)
     SmallChain<Parts, Source::gated, 0, Ending::gated>(chain).run();
   else if (is_rectified(chain.second))
     SmallChain<Parts, Source::memory, 0, Ending::rectified>(chain).run();
