@@ -35,7 +35,7 @@ std::uint16_t* memory(std::size_t numbers) {
   return array.data();
 }
 
-PEARL_AMX_SIMD void set_up(const TileShapes& shapes) {
+PEARL_AMX_SIMD void set_up_tiles(const TileShapes& shapes) {
   Tiles& own = tiles;
   const bool whole = &shapes == &kWholeTiles;
   if (whole && own.whole) return;

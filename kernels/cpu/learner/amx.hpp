@@ -64,32 +64,8 @@ PEARL_AMX_INLINE void split(__m512 even, __m512 odd, std::uint16_t* to) {
   }
 }
 
-// The high, middle and low parts of numbers, each in upper halves.
-struct Thirds {
-  __m512i high, middle, low;
-};
-PEARL_AMX_INLINE Thirds thirds_of(__m512 x) {
-  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)), half = _mm512_set1_epi32(0x8000);
-  const __m512i high = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(x), half), upper);
-  const __m512 left = _mm512_sub_ps(x, _mm512_castsi512_ps(high));
-  const __m512i middle = _mm512_and_si512(_mm512_castps_si512(left), upper);
-  return {high, middle, _mm512_castps_si512(_mm512_sub_ps(left, _mm512_castsi512_ps(middle)))};
-}
-// All products of parts as steps of one product. Pairs of parts of a left factor meet those of a right one: (high, high)
-// and (middle, middle) meet (high, middle), and (high, low) meet (low, high).
-struct StepPairs {
-  __m512i high, middle, low;  // the right factor's `high` is its `middle` too
-};
-PEARL_AMX_INLINE StepPairs left_pairs(const Thirds& x) {
-  return {pair_of(x.high, x.high), pair_of(x.middle, x.middle), pair_of(x.high, x.low)};
-}
-PEARL_AMX_INLINE StepPairs right_pairs(const Thirds& x) {
-  const __m512i both = pair_of(x.high, x.middle);
-  return {both, both, pair_of(x.low, x.high)};
-}
-
-// Before a thread's products, and after them: tiles of these shapes, whose numbers are what they are.
-void set_up(const TileShapes& shapes);
+// Every kernel calls these before its products and after them. What the tiles hold in between is left to the kernel.
+void set_up_tiles(const TileShapes& shapes);
 void give_up_tiles();
 
 // Whether the processor has AMX and the system grants its registers to this process, and to threads it starts later.

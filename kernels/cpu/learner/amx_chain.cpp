@@ -48,10 +48,10 @@ struct Held {
     Tile stored, left[kParts];
   };
   Page pages[kBlocks * kSteps];
-  float sums_[2][kLanes * kLanes], first_b[2][Chain::kMostTerms][kLanes];  // of this block and the next
+  float sums_[2][kLanes * kLanes];
   float third_weights[Chain::kMostRows][kWidth];
   float first_weights[Chain::kMostTerms][kWidth];
-  float third_sums[Chain::kMostRows][2][kLanes];  // of even and odd turns
+  float third_sums[Chain::kMostRows][kLanes];
 
   std::uint16_t* right(std::size_t step) { return pages[step * kParts].stored; }
   std::uint16_t* left(std::size_t step, std::size_t block) { return pages[step * kBlocks + block].left[0]; }
@@ -78,16 +78,14 @@ class SmallChain {
         held_(pages<Held>()) {}
 
   PEARL_AMX_SIMD void run() {
-    set_up(kWholeTiles);
+    set_up_tiles(kWholeTiles);
     prepare();
     const std::size_t columns = g_.panels > 1 ? (g_.panels - 1) * g_.n + g_.last_n : g_.n;
     Place before, at, next = after(at);
-    if constexpr (From == Source::gated) begin_first(at);
     split_left(0);
     for (std::size_t step = 0; step < kSteps; ++step) make_all(at, step);
     for (std::size_t column = 0; column < columns; column += kLanes) {
       const bool starts = column == 0, makes = column + kLanes < columns;
-      if (From == Source::gated && makes) begin_first(next);
       begin_third();
       _tile_zero(0);
       _tile_zero(1);
@@ -208,7 +206,7 @@ class SmallChain {
       return {g_.b + at.in(g_.b_panel) + row * kPanel, nullptr, nullptr, nullptr, nullptr, to, nullptr, 0, false};
     const std::ptrdiff_t c = at.in(first_.c_panel) + static_cast<std::ptrdiff_t>(row * kPanel);
     const bool gated = From == Source::gated;
-    return {gated ? held_.first_b[at.column != 0][0] : first_.b + at.in(first_.b_panel),
+    return {first_.b + at.in(first_.b_panel),
             gated ? held_.first_weights[0] + row : first_.a + row * first_.depth,
             gated ? nullptr : first_.bias + row,
             gated ? first_.gate + c : nullptr,
@@ -250,7 +248,7 @@ class SmallChain {
 #pragma GCC unroll 4
         for (std::size_t k = 0; k < terms; ++k) {
           const float* const weights = m.weights + k * kWidth + i;
-          const __m512 number = _mm512_load_ps(m.x + k * kLanes);
+          const __m512 number = _mm512_loadu_ps(m.x + k * kPanel);
           even = _mm512_maskz_fmadd_ps(even_passes, number, _mm512_set1_ps(weights[0]), even);
           odd = _mm512_maskz_fmadd_ps(odd_passes, number, _mm512_set1_ps(weights[kLanes]), odd);
         }
@@ -290,7 +288,7 @@ class SmallChain {
             g_.gate == nullptr ? nullptr : g_.gate + c,
             held_.third_weights[0] + row,
             g_.c + c,
-            held_.third_sums[0][0],
+            held_.third_sums[0],
             of_block(second_signs_, at, row),
             third_.m,
             keeps_second_ || third_.m == 0,
@@ -320,8 +318,8 @@ class SmallChain {
       if (End == Ending::rectified && f.signs != nullptr) f.signs[row] = positive(sum[i]);
     }
     const float* weights = f.third_weights + from;
-    float* to = f.third_sums + turn % 2 * kLanes;
-    for (std::size_t o = 0; o < f.third_rows; ++o, weights += kWidth, to += 2 * kLanes) {
+    float* to = f.third_sums;
+    for (std::size_t o = 0; o < f.third_rows; ++o, weights += kWidth, to += kLanes) {
       __m512 third = _mm512_load_ps(to);
 #pragma GCC unroll 4
       for (std::size_t i = 0; i < kFinished; ++i) third = _mm512_fmadd_ps(sum[i], _mm512_set1_ps(weights[i]), third);
@@ -330,24 +328,14 @@ class SmallChain {
   }
 
   PEARL_AMX_INLINE void begin_third() const {
-    for (std::size_t o = 0; o < third_.m; ++o) {
-      _mm512_store_ps(held_.third_sums[o][0],
+    for (std::size_t o = 0; o < third_.m; ++o)
+      _mm512_store_ps(held_.third_sums[o],
                       third_.bias == nullptr ? _mm512_setzero_ps() : _mm512_set1_ps(third_.bias[o]));
-      _mm512_store_ps(held_.third_sums[o][1], _mm512_setzero_ps());
-    }
   }
   PEARL_AMX_INLINE void end_third(const Place& at) const {
     float* c = third_.c + at.in(third_.c_panel);
     for (std::size_t o = 0; o < third_.m; ++o, c += third_.c_row)
-      _mm512_storeu_ps(c,
-                       _mm512_add_ps(_mm512_load_ps(held_.third_sums[o][0]), _mm512_load_ps(held_.third_sums[o][1])));
-  }
-
-  // A block of the first product's b.
-  PEARL_AMX_INLINE void begin_first(const Place& at) const {
-    const float* b = first_.b + at.in(first_.b_panel);
-    for (std::size_t k = 0; k < first_.depth; ++k, b += kPanel)
-      _mm512_store_ps(held_.first_b[at.column != 0][k], _mm512_loadu_ps(b));
+      _mm512_storeu_ps(c, _mm512_load_ps(held_.third_sums[o]));
   }
 
   PEARL_AMX_SIMD __attribute__((noinline)) void prepare() const {

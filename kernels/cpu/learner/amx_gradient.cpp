@@ -15,6 +15,30 @@ constexpr std::size_t kBlocks = kSquare / kLanes, kUnit = 4;
 constexpr std::size_t kUnits = 2 * kLanes / kUnit;  // of a pair of blocks
 constexpr std::size_t kFew = 4;  // transitions of a last panel whose products of parts are steps of one product
 
+// The high, middle and low parts of numbers, each in upper halves.
+struct Thirds {
+  __m512i high, middle, low;
+};
+PEARL_AMX_INLINE Thirds thirds_of(__m512 x) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)), half = _mm512_set1_epi32(0x8000);
+  const __m512i high = _mm512_and_si512(_mm512_add_epi32(_mm512_castps_si512(x), half), upper);
+  const __m512 left = _mm512_sub_ps(x, _mm512_castsi512_ps(high));
+  const __m512i middle = _mm512_and_si512(_mm512_castps_si512(left), upper);
+  return {high, middle, _mm512_castps_si512(_mm512_sub_ps(left, _mm512_castsi512_ps(middle)))};
+}
+// All products of parts as steps of one product. Pairs of parts of a left factor meet those of a right one: (high, high)
+// and (middle, middle) meet (high, middle), and (high, low) meet (low, high).
+struct StepPairs {
+  __m512i high, middle, low;
+};
+PEARL_AMX_INLINE StepPairs left_pairs(const Thirds& x) {
+  return {pair_of(x.high, x.high), pair_of(x.middle, x.middle), pair_of(x.high, x.low)};
+}
+PEARL_AMX_INLINE StepPairs right_pairs(const Thirds& x) {
+  const __m512i both = pair_of(x.high, x.middle);
+  return {both, both, pair_of(x.low, x.high)};
+}
+
 // A load waits for a store shortly before it if the last 12 bits of their addresses agree, and a tile's load for long, as
 // stores are late while tiles are busy. So each pair of blocks has its own quarter of pages: one is stored while two
 // others are loaded.
@@ -41,7 +65,7 @@ class Gradient {
     const bool few = g_.last <= kFew;
     if (few) split_few();
     const std::size_t panels = few ? g_.panels - 1 : g_.panels;
-    set_up(kWholeTiles);
+    set_up_tiles(kWholeTiles);
     for (std::size_t unit = 0; unit < kUnits; ++unit) {
       split_left(0, 0, unit);
       split_right(0, 0, unit);
@@ -169,7 +193,7 @@ class Gradient {
     found = _mm512_insertf32x4(found, _mm_loadu_ps(rows + 2 * kPanel), 2);
     return _mm512_insertf32x4(found, _mm_loadu_ps(rows + 3 * kPanel), 3);
   }
-  // Of four rows, and, made, added to their sums.
+  // Of four rows. Slopes that are made begin the sums of their rows.
   PEARL_AMX_INLINE __m512 few_slopes(std::size_t panel, std::size_t row) {
     if constexpr (!MakesSlopes) return four_rows(g_.slopes + (panel * kSquare + row) * kPanel);
     const Gemm& made = g_.made_slopes;
@@ -304,7 +328,7 @@ class Gradient {
 
   const SquareGradient& g_;
   Held& held_;
-  bool adds_ = false, adds_few_ = false;  // to what memory has; the last panel's few transitions
+  bool adds_ = false, adds_few_ = false;  // whether products add to what memory has, and the few transitions
   alignas(64) float sums_[kSquare][kLanes];
   alignas(64) float weights_of_x_[kRemade][kSquare];
 };

@@ -66,7 +66,7 @@ PEARL_AMX_SIMD void convolve(const ByteConvolution& c, const std::uint16_t* imag
     shapes.bytes[tile] = 64;
     shapes.rows[tile] = static_cast<std::uint8_t>(tile < 6 ? rows : kLanes);  // 0 to 3 sums, 4 and 5 of the image
   }
-  set_up(shapes);
+  set_up_tiles(shapes);
   alignas(64) float sums[4][kLanes * kLanes];
   const auto step = static_cast<long>(c.step * sizeof(std::uint16_t));
   for (std::size_t y = 0; y < c.height; ++y)

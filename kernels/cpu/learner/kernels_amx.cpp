@@ -47,7 +47,7 @@ class TiledProduct {
         columns_(g.panels > 1 ? (g.panels - 1) * in_panel_ + (g.last_n + kLanes - 1) / kLanes : in_panel_) {}
 
   PEARL_AMX_SIMD void run() {
-    set_up(kWholeTiles);
+    set_up_tiles(kWholeTiles);
     for (k_ = 0; k_ < g.depth; k_ = end_) {
       end_ = std::min(g.depth, k_ + kMostSteps * kDepth);
       steps_ = (end_ - k_ + kDepth - 1) / kDepth;

@@ -484,9 +484,11 @@ void narrow_gradients(const float* dy, std::size_t outputs, const float* x, std:
 
 PEARL_INLINE F clamp(F x, F low, F high) { return where_above(low, x, low, where_above(x, high, high, x)); }
 
+constexpr float kHalfLog2Pi = 0.9189385332046727f;
+
 PEARL_SIMD void squash(const Squash& squash, const float* mean, const float* log_std, const float* noise,
                        std::size_t columns, float* unit, float* log_prob) {
-  constexpr float kLog2 = 0.6931471805599453f, kHalfLog2Pi = 0.9189385332046727f;
+  constexpr float kLog2 = 0.6931471805599453f;
   for (std::size_t c = 0; c < columns; c += kLanes) {
     const F deviation = clamp(load(log_std + c), spread(squash.low), spread(squash.high)), n = load(noise + c);
     const F x = multiply_add(exp_of(clamp(deviation, spread(-87.0f), spread(88.0f))), n, load(mean + c));

@@ -39,12 +39,12 @@ Workspace::Workspace(const Network& network, std::size_t panels, bool gradients,
   add(values_, offsets_.back() * panels);
   add(gradients_, gradients ? offsets_.back() * panels : 0);
   add(rows_, gradients ? turned_floats(network.widest_input_, panel * panels) : 0);
-  const std::size_t passing = floats_;
+  const std::size_t lendable = floats_;  // what other operations hold is not lent
   add(statistics_, 2 * panel * network.statistics_ * panels);
   cleared_ = floats_;
   add(masks_, network.mask_width_ * panel * panels);
   add(converted_, network.of_bytes_ && !network.trunk_ ? panel * network.input_width_ : 0);
-  if (lender != nullptr && floats_ == passing && lender->lends_to(*this)) {
+  if (lender != nullptr && floats_ == lendable && lender->lends_to(*this)) {
     values_ = lender->values_;
     gradients_ = lender->gradients_;
     rows_ = lender->rows_;
@@ -428,10 +428,7 @@ void Network::weights_gradient(std::size_t at, const float* parameters, float* g
   }
   if (bias != nullptr) kernels_.sum_transitions(workspace.gradient(step.out, 0), op.width, panels, bias, accumulate);
   if (op.width <= kernels_.narrow) {
-    // Few outputs: the same with inputs and slopes exchanged. Of one output, the gradients are in order.
-    if (op.width == 1)
-      return kernels_.narrow_gradients(workspace.value(step.in[0], 0), in, workspace.gradient(step.out, 0), 1, panels,
-                                       last_columns, weights, nullptr, accumulate);
+    // Few outputs: the same with inputs and slopes exchanged.
     float* const found = workspace.rows_;
     kernels_.narrow_gradients(workspace.value(step.in[0], 0), in, workspace.gradient(step.out, 0), op.width, panels,
                               last_columns, found, nullptr, false);

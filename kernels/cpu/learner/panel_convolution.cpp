@@ -25,7 +25,7 @@ PEARL_AMX_SIMD void configure(std::size_t left_rows) {
     shapes.bytes[tile] = 64;
     shapes.rows[tile] = static_cast<std::uint8_t>(tile < 6 ? left_rows : kLanes);
   }
-  set_up(shapes);
+  set_up_tiles(shapes);
 }
 
 // Rows of an input, of which a few are held in the form that products take: those that rows of the result from one to

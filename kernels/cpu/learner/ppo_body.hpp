@@ -18,7 +18,6 @@ PEARL_INLINE F exp_of_any(F x) {
 }
 
 PEARL_SIMD void normal_log_probs(const NormalRows& rows, float* distances, float* log_probs) {
-  constexpr float kHalfLog2Pi = 0.9189385332046727f;
   for (std::size_t c = 0; c < kPanel; c += kLanes) {
     F log_prob = zero();
     for (std::size_t j = 0; j < rows.size; ++j) {
@@ -93,11 +92,10 @@ PEARL_SIMD void policy_slopes(const PpoPolicyLoss& loss, const PpoPolicyRows& ro
   for (std::size_t c = 0; c < kPanel; c += kLanes) {
     const F is_row = rows_from(c, count), advantage = load(rows.advantages + c);
     const F log_ratio = load(rows.log_probs + c) - load(rows.old_log_probs + c), ratio = exp_of_any(log_ratio);
-    // Where the ratio is clipped, with the advantage's sign: what it is clipped to, and no slope.
+    // An advantage rewards the ratio up to a bound, and a negative one down to a bound: beyond it, there is no slope.
     const F nearest = where_above(advantage, zero(), where_above(ratio, high, high, ratio),
                                   where_above(zero(), advantage, where_above(low, ratio, low, ratio), ratio));
-    const F rise = where_above(advantage, zero(), where_above(ratio, high, zero(), advantage),
-                               where_above(zero(), advantage, where_above(low, ratio, zero(), advantage), advantage));
+    const F rise = where_above(absolute(ratio - nearest), zero(), zero(), advantage);
     gain += where_positive(is_row, nearest * advantage);
     // An infinite ratio gives NaN even where it is clipped, as in torch: the step is refused.
     store(slopes + c, where_positive(is_row, (zero() - rise) * ratio * spread(loss.share)));

@@ -10,7 +10,6 @@ namespace pearl::learner {
 namespace {
 
 constexpr float kClip = 10.0f;  // normalised observations lie within so many deviations
-constexpr float kHalfLog2Pi = 0.9189385332046727f;
 
 // log(sum of exp(x)) of `count` logits, `stride` floats apart, without overflow.
 float log_sum_exp(const float* logits, std::size_t count, std::size_t stride) {

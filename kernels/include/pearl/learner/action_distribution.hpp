@@ -14,6 +14,8 @@ namespace pearl::learner {
 // multiply by it.
 inline constexpr float kForbiddenLogit = -1e8f;
 
+inline constexpr float kHalfLog2Pi = 0.9189385332046727f;  // of normal densities
+
 struct ActionDistribution {
   std::vector<std::size_t> sizes;  // logits of each categorical part; empty: a normal distribution around the outputs
   std::size_t size = 0;            // numbers of one action: parts, or outputs

@@ -1,7 +1,7 @@
-// AMX's tiles from product to product, while an object of this type lives, in the thread that made it.
+// Keeps AMX's tiles set up from product to product, in the thread that made the object, until its end.
 //
-// Setting them up waits for the products before, and takes 170 to 440 cycles with that (measured). No other code may use
-// AMX in this thread meanwhile. Without AMX it does nothing.
+// Each product would set them up again, which takes 170 to 440 cycles, as it waits for the product before (measured). Code
+// that does not know of this must not use AMX in the thread meanwhile. Without AMX it does nothing.
 #pragma once
 
 namespace pearl::learner {
