@@ -372,7 +372,10 @@ def main() -> None:
     for ppo_case in PPO_CASES[:1] if quick else PPO_CASES:
         rows += shown(measure_ppo(ppo_case, peers, repeats, 10 * repeat_s))
     if not quick and len(peers) == len(PEERS):
-        write("learner", "make bench-learner", 1, rows, kernels=_native.selected_learner_kernels())
+        # Processors with AMX and others have a record each.
+        kernels = _native.selected_learner_kernels()
+        name = "learner" if kernels == "amx" else f"learner_{kernels}"
+        write(name, "make bench-learner", 1, rows, kernels=kernels)
 
 
 if __name__ == "__main__":

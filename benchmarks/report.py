@@ -29,9 +29,17 @@ SUMMARISED = frozenset({"rtl"})
 
 
 def question(name: str) -> str:
-    """What a benchmark measures, and how: the docstring of its module; empty if there is none."""
+    """What a benchmark measures, and how: the docstring of its module; empty if there is none.
+
+    `learner_avx512` is `learner` again, with other kernels.
+    """
     path = FOLDER / f"{name}.py"
-    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "") if path.exists() else ""
+    if path.exists():
+        return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    whole, _, kernels = name.rpartition("_")
+    if whole and question(whole):
+        return f"The same as [{whole}](#{whole}), on a processor whose kernels are those for {kernels.upper()}."
+    return ""
 
 
 def summary(rows: list[dict[str, Any]]) -> list[str]:

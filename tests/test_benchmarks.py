@@ -116,6 +116,8 @@ def test_exact_numbers_by_the_hundred_are_summed_up_by_their_ratios(tmp_path, mo
 def test_every_committed_result_has_its_question():
     for path in record.RESULTS.glob("*.json"):
         assert report.question(path.stem)
+    assert report.question("learner_avx512").startswith("The same as [learner](#learner)")
+    assert not report.question("nothing_avx512")
 
 
 def test_a_peer_that_does_not_load_is_told_with_its_reason(monkeypatch):

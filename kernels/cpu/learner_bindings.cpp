@@ -71,7 +71,7 @@ struct Evaluator {
     for (std::size_t first = 0; first < rows; first += panel) {
       const std::size_t count = std::min(panel, rows - first);
       network.load(x + first * network.input_bytes(), count, workspace, 0);
-      network.forward(weights, workspace, 1, network.columns(count));
+      network.forward(weights, workspace, 1, count, network.columns(count));
       network.kernels().transpose(workspace.value(network.output(), 0), width, count, panel, y + first * width, width);
     }
     return out;
@@ -99,7 +99,7 @@ py::tuple gradients(const learner::Network& network, const Floats& parameters, c
     network.kernels().transpose(slopes.data() + p * panel * width, count, width, width,
                                 workspace.gradient(network.output(), p), panel);
   }
-  network.forward(parameters.data(), workspace, panels, columns);
+  network.forward(parameters.data(), workspace, panels, rows, columns);
   network.backward(parameters.data(), of_parameters.mutable_data(), workspace, panels, rows, columns, false,
                    network.takes_vectors() ? network.input_width() : 0);
   if (!network.takes_vectors()) return py::make_tuple(std::move(of_parameters), py::none());

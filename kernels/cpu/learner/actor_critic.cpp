@@ -201,7 +201,7 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
   const float* chooser =
       model_.target_actor_weights != nullptr ? model_.target_actor_weights : model_.actor_weights;
   const auto forward = [&](const Network& network, const float* weights, Workspace& workspace) {
-    network.forward(weights, workspace, group.panels, group.last_columns);
+    network.forward(weights, workspace, group.panels, group.last - group.first, group.last_columns);
   };
   for_panels(group, [&](std::size_t p, std::size_t first, std::size_t count) {
     load_observations(static_cast<const float*>(batch.next_obs) + first * obs, count, worker.next_actor.value(0, p));
@@ -287,7 +287,7 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
   for_panels(group, [&](std::size_t p, std::size_t first, std::size_t count) {
     load_observations(static_cast<const float*>(batch.obs) + first * obs, count, worker.actor.value(0, p));
   });
-  model_.actor->forward(model_.actor_weights, worker.actor, group.panels, group.last_columns);
+  model_.actor->forward(model_.actor_weights, worker.actor, group.panels, group.last - group.first, group.last_columns);
   for_panels(group, [&](std::size_t p, std::size_t first, std::size_t count) {
     float* inputs = worker.critics[0].value(0, p);
     std::memcpy(inputs, worker.actor.value(0, p), obs * size * sizeof(float));
@@ -299,7 +299,8 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
     if (k > 0)
       std::copy_n(worker.critics[0].value(0, 0), (obs + actions) * size * group.panels, workspace.value(0, 0));
     workspace.dropout = pass(batch, 2, k, group.first);
-    model_.critics[k]->forward(model_.critic_weights, workspace, group.panels, group.last_columns, true);
+    model_.critics[k]->forward(model_.critic_weights, workspace, group.panels, group.last - group.first,
+                               group.last_columns, true);
   }
   for_panels(group, [&](std::size_t p, std::size_t, std::size_t count) {
     const auto& slopes = worker.slopes;

@@ -148,8 +148,8 @@ PEARL_AMX_INLINE void multiply(const std::uint16_t* const* left, const std::uint
 template <std::size_t Parts>
 bool multiply_chain(const Chain& chain);
 
-constexpr std::size_t kSquare = 64;  // the width of layers in chains and of square_gradient
-constexpr std::size_t kRemade = 6;   // most inputs of the layer before of which square_gradient makes x again
+constexpr std::size_t kSquare = 64;  // the width of layers in chains and of layer_gradient
+constexpr std::size_t kRemade = 6;   // most inputs of the layer before of which layer_gradient makes x again
 constexpr std::size_t kPanel = 32;   // columns of a panel
 
 // Rows of weights that are `row` floats apart, of numbers that are `column` floats apart.
@@ -163,7 +163,7 @@ inline void copy_weights(const float* a, std::ptrdiff_t row, std::ptrdiff_t colu
 }
 
 template <std::size_t Parts>
-void square_gradient(const SquareGradient& gradient);
+void square_gradient(const LayerGradient& gradient);
 
 // One thread's memory for split factors: grows to what the largest product needs.
 std::uint16_t* memory(std::size_t numbers);

@@ -23,8 +23,7 @@ enum class Source { rectified, gated, memory };
 // What becomes of a sum.
 enum class Ending { rectified, gated, any };
 
-bool is_rectified(const Gemm& g) { return g.relu && g.bias != nullptr && g.gate == nullptr && !g.accumulate; }
-bool is_gated(const Gemm& g) { return g.gate != nullptr && g.bias == nullptr && !g.relu && !g.accumulate; }
+bool is_rectified(const Gemm& g) { return g.is_rectified() && g.bias != nullptr; }
 
 // Adds the product of two tiles to a third: the intrinsic takes no numbers of a template.
 template <int To, int Left, int Right>
@@ -80,7 +79,7 @@ class SmallChain {
   PEARL_AMX_SIMD void run() {
     set_up_tiles(kWholeTiles);
     prepare();
-    const std::size_t columns = g_.panels > 1 ? (g_.panels - 1) * g_.n + g_.last_n : g_.n;
+    const std::size_t columns = g_.columns();
     Place before, at, next = after(at);
     split_left(0);
     for (std::size_t step = 0; step < kSteps; ++step) make_all(at, step);
@@ -125,7 +124,7 @@ class SmallChain {
   // Of a row and a block of columns.
   static std::uint16_t* of_block(std::uint16_t* signs, const Place& at, std::size_t row) {
     const auto block = static_cast<std::size_t>(2 * at.panel + (at.column != 0 ? 1 : 0));
-    return signs == nullptr ? nullptr : signs + 2 * Chain::kMostSigns * block + row;
+    return signs == nullptr ? nullptr : signs + 2 * kWidth * block + row;
   }
   Place after(Place at) const {
     at.column += kLanes;
@@ -377,19 +376,14 @@ class SmallChain {
 
 bool fits(const Chain& chain) {
   const Gemm &first = chain.first, &g = chain.second, &third = chain.third;
-  const auto is_of_panels = [](const Gemm& gemm) {
-    constexpr auto columns = static_cast<std::ptrdiff_t>(kPanel);
-    return gemm.b_step == columns && gemm.c_row == columns && (gemm.a_step == 1 || gemm.a_row == 1);
-  };
-  const std::size_t columns = g.panels > 1 ? (g.panels - 1) * g.n + g.last_n : g.n;
-  if (g.m != kWidth || g.depth != kWidth || g.segment < kWidth || columns < kLeastColumns || columns % kLanes != 0 ||
-      g.n != kPanel || g.bias_of_columns || !is_of_panels(g) || third.m > Chain::kMostRows || third.relu ||
-      third.gate != nullptr || third.accumulate || third.bias_of_columns)
+  const std::size_t columns = g.columns();
+  if (g.m != kWidth || g.depth != kWidth || columns < kLeastColumns || columns % kLanes != 0 || g.n != kPanel ||
+      !g.is_of_panels(kPanel) || third.m > Chain::kMostRows || !third.is_plain() || third.bias_of_columns)
     return false;
   if (first.m == 0) return true;
-  return first.depth <= Chain::kMostTerms && first.segment >= first.depth && is_of_panels(first) &&
+  return first.depth <= Chain::kMostTerms && first.is_of_panels(kPanel) &&
          ((is_rectified(first) && is_rectified(g) && first.a_row == static_cast<std::ptrdiff_t>(first.depth)) ||
-          (is_gated(first) && is_gated(g)));
+          (first.is_gated() && g.is_gated()));
 }
 
 }  // namespace
@@ -397,7 +391,6 @@ bool fits(const Chain& chain) {
 template <std::size_t Parts>
 bool multiply_chain(const Chain& chain) {
   if (!fits(chain)) return false;
-  static_assert(Chain::kMostSigns == kWidth);
   if (chain.first.m == 0 && (chain.first_signs != nullptr || chain.second_signs != nullptr)) return false;
   const std::size_t terms = chain.first.m > 0 ? chain.first.depth : 0;
   const bool rectified = terms > 0 && is_rectified(chain.first);
@@ -419,7 +412,7 @@ bool multiply_chain(const Chain& chain) {
     SmallChain<Parts, Source::gated, 0, Ending::gated>(chain).run();
   else if (is_rectified(chain.second))
     SmallChain<Parts, Source::memory, 0, Ending::rectified>(chain).run();
-  else if (is_gated(chain.second))
+  else if (chain.second.is_gated())
     SmallChain<Parts, Source::memory, 0, Ending::gated>(chain).run();
   else
     SmallChain<Parts, Source::memory, 0, Ending::any>(chain).run();

@@ -56,7 +56,7 @@ constexpr std::size_t kApart = 4 * kTileNumbers;  // from part to part of a bloc
 template <std::size_t Parts, bool MakesSlopes, bool MakesX>
 class Gradient {
  public:
-  explicit Gradient(const SquareGradient& gradient) : g_(gradient), held_(pages<Held>()) {}
+  explicit Gradient(const LayerGradient& gradient) : g_(gradient), held_(pages<Held>()) {}
 
   PEARL_AMX_SIMD void run() {
     if constexpr (MakesSlopes)
@@ -326,7 +326,7 @@ class Gradient {
     }
   }
 
-  const SquareGradient& g_;
+  const LayerGradient& g_;
   Held& held_;
   bool adds_ = false, adds_few_ = false;  // whether products add to what memory has, and the few transitions
   alignas(64) float sums_[kSquare][kLanes];
@@ -336,7 +336,7 @@ class Gradient {
 }  // namespace
 
 template <std::size_t Parts>
-void square_gradient(const SquareGradient& gradient) {
+void square_gradient(const LayerGradient& gradient) {
   if (gradient.made_x.m > 0) return Gradient<Parts, true, true>(gradient).run();
   if (gradient.made_slopes.m > 0) return Gradient<Parts, true, false>(gradient).run();
   Gradient<Parts, false, false>(gradient).run();
@@ -345,8 +345,8 @@ void square_gradient(const SquareGradient& gradient) {
                                               gradient.accumulate);
 }
 
-template void square_gradient<2>(const SquareGradient&);
-template void square_gradient<3>(const SquareGradient&);
+template void square_gradient<2>(const LayerGradient&);
+template void square_gradient<3>(const LayerGradient&);
 
 }  // namespace pearl::learner::amx
 

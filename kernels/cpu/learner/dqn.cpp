@@ -98,11 +98,11 @@ void DqnLearner::train(DqnWorker& worker, const Batch& batch, std::size_t begin,
     // One network after the other, so that its weights stay in cache.
     for (std::size_t p = 0; p < panels; ++p)
       network_.load(row_of(batch.next_obs, first + p * panel), count_in(p), worker.next, p);
-    evaluate_next(worker, panels, last_columns);
-    if (settings_.double_q) network_.forward(online_, worker.next, panels, last_columns);
+    evaluate_next(worker, panels, last - first, last_columns);
+    if (settings_.double_q) network_.forward(online_, worker.next, panels, last - first, last_columns);
     for (std::size_t p = 0; p < panels; ++p)
       network_.load(row_of(batch.obs, first + p * panel), count_in(p), worker.training, p);
-    network_.forward(online_, worker.training, panels, last_columns);
+    network_.forward(online_, worker.training, panels, last - first, last_columns);
     for (std::size_t p = 0; p < panels; ++p)
       differentiate(worker, batch, first + p * panel, p, count_in(p), priorities);
     if (last == end) priorities_written(known);
@@ -110,8 +110,8 @@ void DqnLearner::train(DqnWorker& worker, const Batch& batch, std::size_t begin,
   }
 }
 
-void DqnLearner::evaluate_next(DqnWorker& worker, std::size_t panels, std::size_t last_columns) {
-  network_.forward(target_, worker.next, panels, last_columns);
+void DqnLearner::evaluate_next(DqnWorker& worker, std::size_t panels, std::size_t count, std::size_t last_columns) {
+  network_.forward(target_, worker.next, panels, count, last_columns);
   const std::size_t floats = network_.output_width() * kernels_.panel * panels;
   std::copy_n(worker.next.value(network_.output(), 0), floats, worker.next_values.data());
 }

@@ -274,14 +274,16 @@ template <std::size_t Parts>
 LearnerKernels table_of(const char* name) {
   LearnerKernels table = *avx512_learner_kernels();
   table.name = name;
+  table.sparse = false;
   table.of_bytes = &byte_convolution_kernels();
   table.of_panels = &panel_convolution_kernels(Parts < kParts);
   table.gemm = gemm<Parts>;
   table.turned_gemm = turned_gemm<Parts>;
   table.chain = chain<Parts>;
-  table.square = kSquare;
+  table.unit = table.widest = kSquare;
+  table.least_transitions = kPanel + 1;
   table.remade = kRemade;
-  table.square_gradient = square_gradient<Parts>;
+  table.layer_gradient = square_gradient<Parts>;
   return table;
 }
 

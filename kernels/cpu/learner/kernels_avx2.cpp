@@ -1,4 +1,5 @@
 // The learner's loops in AVX2 with fused multiply-add.
+#include "pearl/aligned.hpp"
 #include "pearl/learner/kernels.hpp"
 
 #if defined(__x86_64__)
@@ -6,11 +7,13 @@
 #include <immintrin.h>
 
 #include <array>
+#include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <utility>
 
-#define PEARL_SIMD __attribute__((target("avx2,fma")))
+#define PEARL_SIMD __attribute__((target("avx2,fma,bmi,popcnt")))
 #define PEARL_OP PEARL_SIMD inline __attribute__((always_inline))
 
 namespace pearl::learner {
@@ -60,6 +63,16 @@ PEARL_OP F where_above(F a, F bound, F then, F otherwise) {
 PEARL_OP F where_positive(F gate, F value) {
   return _mm256_and_ps(_mm256_cmp_ps(gate, zero(), _CMP_GT_OQ), value);
 }
+PEARL_OP std::uint32_t bits_of(F mask) { return static_cast<std::uint32_t>(_mm256_movemask_ps(mask)); }
+PEARL_OP std::uint32_t bits_above(F a) { return bits_of(_mm256_cmp_ps(a, zero(), _CMP_GT_OQ)); }
+PEARL_OP std::uint32_t bits_nonzero(F a) { return bits_of(_mm256_cmp_ps(a, zero(), _CMP_NEQ_UQ)); }
+PEARL_OP F keep_bits(F a, std::uint32_t bits) {
+  const __m256i each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i set = _mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), each);
+  return _mm256_and_ps(a, _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, each)));
+}
+PEARL_OP F spread_number(const float* x) { return spread(x); }
+PEARL_OP std::size_t lowest_bit(std::uint64_t bits) { return _tzcnt_u64(bits); }
 PEARL_OP float total(F a) {
   const __m128 half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));
@@ -97,13 +110,15 @@ PEARL_SIMD void transpose_block(const float* source, std::size_t source_row, flo
 }
 
 #include "kernels_body.hpp"
+#include "sparse_body.hpp"
 
 }  // namespace
 
 const LearnerKernels* avx2_learner_kernels() {
-  static constexpr LearnerKernels kernels = table_of("avx2");
+  static constexpr LearnerKernels kernels = sparse_table_of("avx2");
   __builtin_cpu_init();
-  const bool present = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool present = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                       __builtin_cpu_supports("bmi") && __builtin_cpu_supports("popcnt");
   return present ? &kernels : nullptr;
 }
 

@@ -1,4 +1,5 @@
 // The learner's loops in AVX-512.
+#include "pearl/aligned.hpp"
 #include "pearl/learner/kernels.hpp"
 
 #if defined(__x86_64__)
@@ -6,13 +7,15 @@
 #include <immintrin.h>
 
 #include <array>
+#include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <utility>
 
 #include "avx512_turn.hpp"
 
-#define PEARL_SIMD __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma")))
+#define PEARL_SIMD __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,bmi,popcnt")))
 #define PEARL_OP PEARL_SIMD inline __attribute__((always_inline))
 
 namespace pearl::learner {
@@ -68,6 +71,17 @@ PEARL_OP F where_above(F a, F bound, F then, F otherwise) {
 PEARL_OP F where_positive(F gate, F value) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(gate, zero(), _CMP_GT_OQ), value);
 }
+PEARL_OP std::uint32_t bits_above(F a) { return _mm512_cmp_ps_mask(a, zero(), _CMP_GT_OQ); }
+PEARL_OP std::uint32_t bits_nonzero(F a) { return _mm512_cmp_ps_mask(a, zero(), _CMP_NEQ_UQ); }
+PEARL_OP F keep_bits(F a, std::uint32_t bits) { return _mm512_maskz_mov_ps(static_cast<__mmask16>(bits), a); }
+// By a register of integers: a load that fills a vector takes a turn of those that load 64 bytes.
+PEARL_OP F spread_number(const float* x) {
+  std::int32_t bits;
+  std::memcpy(&bits, x, sizeof(bits));
+  asm("" : "+r"(bits));
+  return _mm512_castsi512_ps(_mm512_set1_epi32(bits));
+}
+PEARL_OP std::size_t lowest_bit(std::uint64_t bits) { return _tzcnt_u64(bits); }
 PEARL_OP float total(F a) { return _mm512_reduce_add_ps(a); }
 // Of each half of a, then of b: its two quarters.
 PEARL_OP F sums_of_quarters(F a, F b) { return _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xDD); }
@@ -96,15 +110,17 @@ PEARL_SIMD void transpose_block(const float* source, std::size_t source_row, flo
 }
 
 #include "kernels_body.hpp"
+#include "sparse_body.hpp"
 
 }  // namespace
 
 const LearnerKernels* avx512_learner_kernels() {
-  static constexpr LearnerKernels kernels = table_of("avx512");
+  static constexpr LearnerKernels kernels = sparse_table_of("avx512");
   __builtin_cpu_init();
   const bool present = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                       __builtin_cpu_supports("fma");
+                       __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+                       __builtin_cpu_supports("popcnt");
   return present ? &kernels : nullptr;
 }
 

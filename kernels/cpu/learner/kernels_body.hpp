@@ -704,7 +704,10 @@ PEARL_SIMD void move_toward(const float* online, float tau, float* target, std::
 constexpr LearnerKernels table_of(const char* name) {
   return {name,
           kPanel,
+          false,
           kNarrow,
+          1,
+          0,
           0,
           0,
           nullptr,
@@ -738,5 +741,3 @@ constexpr LearnerKernels table_of(const char* name) {
           sgd,
           move_toward};
 }
-
-#undef PEARL_INLINE

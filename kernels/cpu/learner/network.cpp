@@ -53,7 +53,7 @@ Workspace::Workspace(const Network& network, std::size_t panels, bool gradients,
     own_ = AlignedArray<float>(floats_);
     for (const auto& [part, offset] : parts) *part = own_.data() + offset;
   }
-  if (gradients) signs_.resize(Chain::kSigns * panels);
+  if (gradients) signs_.resize(2 * panels * network.signs());
 }
 
 bool Workspace::lends_to(const Workspace& other) const {
@@ -237,14 +237,14 @@ void Network::load(const void* rows, std::size_t count, Workspace& workspace, st
   load_panel(kernels_, floats, input_width_, count, workspace.value(0, panel));
 }
 
-void Network::forward(const float* parameters, Workspace& workspace, std::size_t panels, std::size_t last_columns,
-                      bool judges) const {
-  workspace.has_first_signs_ = workspace.has_second_signs_ = false;
+void Network::forward(const float* parameters, Workspace& workspace, std::size_t panels, std::size_t count,
+                      std::size_t last_columns, bool judges) const {
+  workspace.has_first_signs_ = workspace.has_second_signs_ = workspace.lacks_second_ = false;
   for (std::size_t p = 0; p < panels && trunk_; ++p)
     trunk_->forward(parameters, *workspace.images_, p, workspace.value(0, p));
   for (std::size_t i = 0; i < steps_.size();) {
     if (steps_[i].op.kind == OpKind::linear) {
-      i += multiply(i, parameters, workspace, panels, last_columns, judges);
+      i += multiply(i, parameters, workspace, panels, count, last_columns, judges);
       continue;
     }
     for (std::size_t p = 0; p < panels; ++p)
@@ -254,7 +254,7 @@ void Network::forward(const float* parameters, Workspace& workspace, std::size_t
 }
 
 std::size_t Network::multiply(std::size_t at, const float* parameters, Workspace& workspace, std::size_t panels,
-                              std::size_t last_columns, bool judges) const {
+                              std::size_t count, std::size_t last_columns, bool judges) const {
   const auto follows = [&](std::size_t i) { return i < steps_.size() && steps_[i].follows; };
   const auto of = [&](std::size_t i) { return product(steps_[i], parameters, workspace, panels, last_columns); };
   std::size_t last = at;
@@ -267,16 +267,18 @@ std::size_t Network::multiply(std::size_t at, const float* parameters, Workspace
     if (follows(last + 1) && steps_[last + 1].op.width <= Chain::kMostRows &&
         steps_[last + 1].activation != Activation::relu)
       chain.third = of(++last);
-    const bool keeps = !workspace.signs_.empty();
-    if (keeps && at == 0 && last + 1 == steps_.size() && chain.first.m > 0 && chain.third.m > 0) {
-      if (judges || makes_input(1, panels)) chain.first_signs = workspace.signs_.data();
-      if (judges) chain.second_signs = workspace.signs_.data() + Chain::kMostSigns;
+    chain.transitions = count;
+    chain.keeps_first = chain.keeps_second = !workspace.signs_.empty();
+    if (chain.keeps_first && at == 0 && last + 1 == steps_.size() && chain.first.m > 0 && chain.third.m > 0) {
+      chain.keeps_first = !judges && !makes_input(1, count);
+      chain.keeps_second = !judges;
+      if (!chain.keeps_first || kernels_.sparse) chain.first_signs = workspace.signs_.data();
+      if (!chain.keeps_second || kernels_.sparse) chain.second_signs = workspace.signs_.data() + widths_[1];
     }
-    chain.keeps_first = keeps && chain.first_signs == nullptr;
-    chain.keeps_second = keeps && chain.second_signs == nullptr;
     const bool signs = kernels_.chain(chain);
     workspace.has_first_signs_ = signs && chain.first_signs != nullptr;
     workspace.has_second_signs_ = signs && chain.second_signs != nullptr;
+    workspace.lacks_second_ = signs && !chain.keeps_second;
   }
   const Step& step = steps_[last];
   for (std::size_t p = 0; p < panels && step.activation == Activation::tanh; ++p) {
@@ -381,19 +383,21 @@ void Network::compute(const Step& step, const float* parameters, Workspace& work
   }
 }
 
-bool Network::is_square(std::size_t at, std::size_t panels) const {
+bool Network::has_layer_gradient(std::size_t at, std::size_t count) const {
   const Step& step = steps_[at];
-  return step.op.width == kernels_.square && widths_[step.in[0]] == kernels_.square && panels > 1;
+  const auto fits = [&](std::size_t width) { return width % kernels_.unit == 0 && width <= kernels_.widest; };
+  return count >= kernels_.least_transitions && fits(step.op.width) && fits(widths_[step.in[0]]) &&
+         (step.activation == Activation::relu || !kernels_.sparse);
 }
 
-bool Network::makes_slopes(std::size_t at, std::size_t panels) const {
-  if (!is_square(at, panels) || at + 1 == steps_.size()) return false;
+bool Network::makes_slopes(std::size_t at, std::size_t count) const {
+  if (!has_layer_gradient(at, count) || at + 1 == steps_.size()) return false;
   const Step& next = steps_[at + 1];
   return next.follows && !next.adds[0] && next.op.width <= Chain::kMostTerms;
 }
 
-bool Network::makes_input(std::size_t at, std::size_t panels) const {
-  if (at == 0 || !makes_slopes(at, panels) || !steps_[at].follows) return false;
+bool Network::makes_input(std::size_t at, std::size_t count) const {
+  if (at == 0 || !makes_slopes(at, count) || !steps_[at].follows) return false;
   const Step& before = steps_[at - 1];
   return before.op.bias != kNone && widths_[before.in[0]] <= kernels_.remade;
 }
@@ -410,20 +414,21 @@ void Network::weights_gradient(std::size_t at, const float* parameters, float* g
     return;
   }
   float* const weights = gradients + op.weight;
-  if (is_square(at, panels)) {
-    SquareGradient square{};
-    square.width = in;
-    square.panels = panels;
-    square.last = count - (panels - 1) * size;
-    square.slopes = workspace.gradient(step.out, 0);
-    square.x = workspace.value(step.in[0], 0);
-    if (makes_slopes(at, panels))
-      square.made_slopes = input_gradient(steps_[at + 1], parameters, workspace, panels, last_columns, 0);
-    if (makes_input(at, panels)) square.made_x = product(steps_[at - 1], parameters, workspace, panels, last_columns);
-    square.weights = weights;
-    square.bias = bias;
-    square.accumulate = accumulate;
-    kernels_.square_gradient(square);
+  if (has_layer_gradient(at, count)) {
+    LayerGradient layer{};
+    layer.outputs = op.width;
+    layer.inputs = in;
+    layer.panels = panels;
+    layer.last = count - (panels - 1) * size;
+    layer.slopes = workspace.gradient(step.out, 0);
+    layer.x = workspace.value(step.in[0], 0);
+    if (makes_slopes(at, count))
+      layer.made_slopes = input_gradient(steps_[at + 1], parameters, workspace, panels, last_columns, 0);
+    if (makes_input(at, count)) layer.made_x = product(steps_[at - 1], parameters, workspace, panels, last_columns);
+    layer.weights = weights;
+    layer.bias = bias;
+    layer.accumulate = accumulate;
+    kernels_.layer_gradient(layer);
     return;
   }
   if (bias != nullptr) kernels_.sum_transitions(workspace.gradient(step.out, 0), op.width, panels, bias, accumulate);
@@ -457,7 +462,8 @@ void Network::weights_gradient(std::size_t at, const float* parameters, float* g
 }
 
 std::size_t Network::inputs_gradients(std::size_t at, const float* parameters, Workspace& workspace, std::size_t panels,
-                                      std::size_t last_columns, bool keeps, std::size_t inputs) const {
+                                      std::size_t count, std::size_t last_columns, bool keeps,
+                                      std::size_t inputs) const {
   const auto wanted = [&](std::size_t i) { return steps_[i].in[0] != 0 || inputs > 0; };
   const auto of = [&](std::size_t i) {
     return input_gradient(steps_[i], parameters, workspace, panels, last_columns, inputs);
@@ -480,13 +486,14 @@ std::size_t Network::inputs_gradients(std::size_t at, const float* parameters, W
       --last;
     }
   }
-  chain.keeps_first = keeps && !makes_slopes(at - 1, panels);
+  chain.transitions = count;
+  chain.keeps_first = keeps && !makes_slopes(at - 1, count);
   chain.keeps_second = keeps;
   // The gates are those of the forward pass's second and first result.
-  if (workspace.has_second_signs_) chain.first_signs = workspace.signs_.data() + Chain::kMostSigns;
+  if (workspace.has_second_signs_) chain.first_signs = workspace.signs_.data() + widths_[1];
   if (workspace.has_first_signs_) chain.second_signs = workspace.signs_.data();
   const bool needs_signs = workspace.has_first_signs_ || workspace.has_second_signs_;
-  if (kernels_.chain(chain) != needs_signs || (keeps && workspace.has_second_signs_))
+  if (kernels_.chain(chain) != needs_signs || (keeps && workspace.lacks_second_))
     throw LearnerError("A backward pass needs values of which its forward pass has left the signs alone.");
   return at + 1 - last;
 }
@@ -583,7 +590,8 @@ void Network::backward(const float* parameters, float* gradients, Workspace& wor
     }
     if (op.kind != OpKind::linear) continue;
     if (i < passed)
-      passed = i + 1 - inputs_gradients(i, parameters, workspace, panels, last_columns, gradients != nullptr, inputs);
+      passed =
+          i + 1 - inputs_gradients(i, parameters, workspace, panels, count, last_columns, gradients != nullptr, inputs);
     if (gradients != nullptr)
       weights_gradient(i, parameters, gradients, workspace, panels, count, last_columns, adds_weights);
   }

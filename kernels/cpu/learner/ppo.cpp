@@ -172,7 +172,7 @@ void PpoLearner::compute_gradients(PpoWorker& worker, const Minibatch& batch, st
     const bool accumulate = shared_ || first != begin;
     // One network after the other: what its forward pass leaves is still in cache in its backward pass.
     for (std::size_t p = 0; p < panels; ++p) load(worker, batch, first + p * panel, p, count_in(p));
-    policy.forward(weights_, worker.policy, panels, last_columns);
+    policy.forward(weights_, worker.policy, panels, last - first, last_columns);
     for (std::size_t p = 0; p < panels; ++p) differentiate_policy(worker, batch, first + p * panel, p, count_in(p));
     policy.backward(weights_, gradients, worker.policy, panels, last - first, last_columns, accumulate, 0);
     for (std::size_t p = 0; p < panels; ++p) {
@@ -181,7 +181,7 @@ void PpoLearner::compute_gradients(PpoWorker& worker, const Minibatch& batch, st
       if (inputs != loaded)  // they are the same if the networks have their memory in common
         std::copy_n(loaded, policy.input_width() * panel, inputs);
     }
-    value.forward(weights_, worker.value, panels, last_columns);
+    value.forward(weights_, worker.value, panels, last - first, last_columns);
     for (std::size_t p = 0; p < panels; ++p) differentiate_values(worker, batch, first + p * panel, p, count_in(p));
     value.backward(weights_, gradients, worker.value, panels, last - first, last_columns, accumulate, 0);
   }

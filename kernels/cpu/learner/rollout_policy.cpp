@@ -44,7 +44,7 @@ void RolloutPolicy::explore(const float* weights, const float* obs, const float*
   for (std::size_t first = 0; first < count; first += panel) {
     const std::size_t rows = std::min(panel, count - first), at = first * size;
     evaluate(weights, obs + first * networks_.policy->input_width(), rows, values + first);
-    networks_.policy->forward(weights, policy_, 1, networks_.policy->columns(rows));
+    networks_.policy->forward(weights, policy_, 1, rows, networks_.policy->columns(rows));
     if (networks_.distribution.categorical())
       draw_parts(noise + at, rows, static_cast<std::int64_t*>(actions) + at, log_probs + first);
     else
@@ -73,7 +73,7 @@ void RolloutPolicy::evaluate(const float* weights, const float* obs, std::size_t
         x[f * panel + c] = std::clamp((x[f * panel + c] - mean) * scale, -kClip, kClip);
     }
   std::copy_n(x, inputs * panel, value_.value(0, 0));
-  value.forward(weights, value_, 1, value.columns(count));
+  value.forward(weights, value_, 1, count, value.columns(count));
   std::copy_n(value_.value(value.output(), 0), count, values);
 }
 

@@ -153,7 +153,7 @@ void test_chain() {
   const std::size_t panel = kernels.panel, row = panel;
   constexpr std::size_t most = 5;
   const double tolerance = std::string(kernels.name) == "amx, high" ? 1e-3 : 1e-4;
-  for (const std::size_t width : {63u, 64u})
+  for (const std::size_t width : {63u, 64u, 128u})
     for (const std::size_t terms : {1u, 4u, 16u, 17u})
       for (const std::size_t ends : {0u, 1u, 8u, 9u})
         for (const std::size_t panels : {std::size_t{1}, std::size_t{2}, std::size_t{4}, most})
@@ -162,7 +162,8 @@ void test_chain() {
             const Floats x = random_floats(terms * panel * panels, 1), first = random_floats(width * terms, 2, 0.3f);
             const Floats second = random_floats(width * width, 3, 0.2f),
                          third = random_floats(ends * width + 1, 4, 0.2f);
-            const Floats biases = random_floats(3 * width, 5), gates = random_floats(2 * width * panel * most, 6);
+            const Floats dense = random_floats(width * panel * most, 7), biases = random_floats(3 * width, 5),
+                         gates = random_floats(2 * width * panel * most, 6);
             const auto product = [&](const Floats& a, std::size_t m, std::size_t depth, const float* b, float* c,
                                      std::size_t bias, bool last_of_all) {
               Gemm g{};
@@ -191,10 +192,12 @@ void test_chain() {
               end.assign((ends + 1) * panel * most, 0.5f);
               Chain chain{};
               chain.keeps_first = chain.keeps_second = keeps;
+              chain.transitions = (panels - 1) * panel + last;
               chain.first_signs = first_signs;
               chain.second_signs = second_signs;
-              if (kind == 2)
-                std::copy_n(random_floats(hidden.size(), 7).data(), hidden.size(), hidden.data());
+              if (kind == 2)  // as behind a ReLU, and as not
+                std::transform(dense.begin(), dense.end(), hidden.begin(),
+                               [&](float number) { return terms == 4 ? std::max(number, 0.0f) : number; });
               else
                 chain.first = product(first, width, terms, x.data(), hidden.data(), 0, false);
               chain.second = product(second, width, width, hidden.data(), result.data(), 1, false);
@@ -215,7 +218,7 @@ void test_chain() {
               }
             if (kind == 2 || ends == 0) continue;
             // Signs instead of results, or of gates.
-            std::vector<std::uint16_t> signs(Chain::kSigns * most);
+            std::vector<std::uint16_t> signs(4 * width * most);
             const auto half = gates.begin() + static_cast<std::ptrdiff_t>(width * panel * most);
             const Floats *above[] = {&expected[0], &expected[1]},
                          of_gates[] = {Floats(gates.begin(), half), Floats(half, gates.end())};
@@ -223,20 +226,23 @@ void test_chain() {
             const auto is_above = [&](std::size_t of, std::size_t p, std::size_t f, std::size_t c) {
               return (*above[of])[(p * width + f) * panel + c] > 0.0f;
             };
+            // In AMX, a number holds those of a row; else bit by bit, transition after transition.
+            const bool by_row = std::string(kernels.name).rfind("amx", 0) == 0;
+            const std::size_t half_panel = panel / 2;
             const auto each_sign = [&](const auto& visit) {
               for (std::size_t p = 0; p < panels; ++p)
                 for (std::size_t c = 0; c < (p + 1 == panels ? last : panel); ++c)
                   for (std::size_t of = 0; of < 2; ++of)
                     for (std::size_t f = 0; f < width; ++f)
-                      visit(signs[p * Chain::kSigns + c / 16 * (Chain::kSigns / 2) + of * Chain::kMostSigns + f],
-                            c % 16, is_above(of, p, f, c));
+                      visit(signs[(p * 2 + c / half_panel) * 2 * width + of * width +
+                                  (by_row ? f : (c % half_panel * width + f) / 16)],
+                            (by_row ? c : f) % 16, is_above(of, p, f, c));
             };
-            if (width == 64 && kind == 1)
+            if (width % 64 == 0 && kind == 1)
               each_sign([](std::uint16_t& sign, std::size_t bit, bool passes) {
                 if (passes) sign = static_cast<std::uint16_t>(sign | 1u << bit);
               });
-            const bool of_signs =
-                run(true, false, free[0], free[1], free[2], signs.data(), signs.data() + Chain::kMostSigns);
+            const bool of_signs = run(true, false, free[0], free[1], free[2], signs.data(), signs.data() + width);
             for (std::size_t i = 0; i < expected[2].size(); ++i)
               CHECK(std::fabs(static_cast<double>(free[2][i] - expected[2][i])) < tolerance);
             if (of_signs && kind == 0) {
@@ -249,90 +255,94 @@ void test_chain() {
 }
 
 // Against sums in double: with slopes in memory, and with slopes that a product would give.
-void test_square_gradient() {
+void check_layer_gradient(std::size_t outputs, std::size_t inputs, std::size_t panels, std::size_t terms,
+                          std::size_t last, bool accumulate) {
   const LearnerKernels& kernels = learner_kernels();
-  if (kernels.square == 0) return;
-  const std::size_t panel = kernels.panel, width = kernels.square;
+  const std::size_t panel = kernels.panel, columns = last > panel / 2 ? panel : panel / 2;
   const auto stride = static_cast<std::ptrdiff_t>(panel);
   const double tolerance = std::string(kernels.name) == "amx, high" ? 1e-3 : 1e-4;
+  // Numbers in columns that do not count must not matter.
+  const float none = std::numeric_limits<float>::quiet_NaN();
+  const auto filled = [&](std::size_t rows, unsigned seed, float beyond_last, float beyond_columns) {
+    Floats values = random_floats(rows * panel * panels, seed);
+    for (std::size_t i = 0; i < rows; ++i) {
+      float* const row = values.data() + ((panels - 1) * rows + i) * panel;
+      std::fill(row + last, row + columns, beyond_last);
+      std::fill(row + columns, row + panel, beyond_columns);
+    }
+    return values;
+  };
+  const Floats x = filled(inputs, 1, 1.0f, none), gate = filled(outputs, 2, 1.0f, none);
+  const Floats dy = filled(std::max<std::size_t>(terms, 1), 3, 0.0f, none);
+  const Floats a = random_floats((terms + 1) * outputs, 4, 0.3f), before = random_floats(outputs * (inputs + 1), 5);
+  Floats slopes = filled(outputs, 6, 0.0f, 0.0f), weights = before;
+  const auto of_panels = [&](Gemm& g, std::size_t m, std::size_t depth) {
+    g.b_step = g.c_row = stride;
+    g.m = m;
+    g.depth = g.segment = depth;
+    g.n = panel;
+    g.panels = panels;
+    g.last_n = columns;
+    g.b_panel = static_cast<std::ptrdiff_t>(depth) * stride;
+    g.c_panel = static_cast<std::ptrdiff_t>(m) * stride;
+  };
+  Gemm made{}, made_x{};
+  if (terms > 0) {
+    of_panels(made, outputs, terms);
+    made.a = a.data();
+    made.a_row = 1;
+    made.a_step = static_cast<std::ptrdiff_t>(outputs);
+    made.b = dy.data();
+    made.c = slopes.data();
+    made.gate = gate.data();
+    kernels.gemm(made);
+  }
+  const Floats exact = slopes;
+  if (terms > 0) slopes.assign(slopes.size(), none);
+  const std::size_t makers = terms > kernels.remade ? 0 : terms;
+  const Floats before_x = filled(std::max<std::size_t>(makers, 1), 7, 0.5f, none),
+               b = random_floats(inputs * (makers + 1), 8, 0.3f);
+  Floats remade = x;
+  if (makers > 0) {
+    of_panels(made_x, inputs, makers);
+    made_x.a = b.data();
+    made_x.a_row = static_cast<std::ptrdiff_t>(makers);
+    made_x.a_step = 1;
+    made_x.b = before_x.data();
+    made_x.c = remade.data();
+    made_x.bias = b.data() + makers * inputs;
+    made_x.relu = true;
+    kernels.gemm(made_x);
+  }
+  LayerGradient gradient{outputs, inputs, panels,         last,    slopes.data(), x.data(),
+                         made,    made_x, weights.data(), nullptr, accumulate};
+  gradient.bias = weights.data() + outputs * inputs;
+  kernels.layer_gradient(gradient);
+  for (std::size_t o = 0; o < outputs; ++o)
+    for (std::size_t i = 0; i <= inputs; ++i) {
+      double sum = 0.0;
+      for (std::size_t p = 0; p < panels; ++p)
+        for (std::size_t c = 0; c < (p + 1 == panels ? last : panel); ++c)
+          sum += static_cast<double>(exact[(p * outputs + o) * panel + c]) *
+                 (i < inputs ? static_cast<double>(remade[(p * inputs + i) * panel + c]) : 1.0);
+      const std::size_t at = i < inputs ? o * inputs + i : outputs * inputs + o;
+      if (accumulate) sum += static_cast<double>(before[at]);
+      CHECK(std::fabs(sum - static_cast<double>(weights[at])) < tolerance);
+    }
+}
+
+void test_layer_gradient() {
+  const LearnerKernels& kernels = learner_kernels();
+  if (kernels.widest == 0) return;
   for (const std::size_t panels : {2u, 3u, 4u, 5u})
     for (const std::size_t terms : {0u, 1u, 2u, 7u, 16u})
-      for (const bool accumulate : {false, true})
-        for (const std::size_t last : {1u, 4u, 5u, 8u, 9u, 16u, 17u, 32u}) {
-          const std::size_t floats = width * panel * panels, columns = last > panel / 2 ? panel : panel / 2;
-          // Numbers in columns that do not count must not matter.
-          const float none = std::numeric_limits<float>::quiet_NaN();
-          const auto filled = [&](std::size_t rows, unsigned seed, float beyond_last, float beyond_columns) {
-            Floats values = random_floats(rows * panel * panels, seed);
-            for (std::size_t i = 0; i < rows; ++i) {
-              float* const row = values.data() + ((panels - 1) * rows + i) * panel;
-              std::fill(row + last, row + columns, beyond_last);
-              std::fill(row + columns, row + panel, beyond_columns);
-            }
-            return values;
-          };
-          const Floats x = filled(width, 1, 1.0f, none), gate = filled(width, 2, 1.0f, none);
-          const Floats dy = filled(std::max<std::size_t>(terms, 1), 3, 0.0f, none);
-          const Floats a = random_floats((terms + 1) * width, 4, 0.3f), before = random_floats(width * (width + 1), 5);
-          Floats slopes = filled(width, 6, 0.0f, 0.0f), weights = before;
-          Gemm made{}, made_x{};
-          if (terms > 0) {
-            made.a = a.data();
-            made.a_row = 1;
-            made.a_step = static_cast<std::ptrdiff_t>(width);
-            made.b = dy.data();
-            made.b_step = made.c_row = stride;
-            made.c = slopes.data();
-            made.m = width;
-            made.depth = made.segment = terms;
-            made.gate = gate.data();
-            made.n = panel;
-            made.panels = panels;
-            made.last_n = columns;
-            made.b_panel = static_cast<std::ptrdiff_t>(terms) * stride;
-            made.c_panel = static_cast<std::ptrdiff_t>(width) * stride;
-            kernels.gemm(made);
-          }
-          const Floats exact = slopes;
-          if (terms > 0) slopes.assign(floats, none);
-          const std::size_t inputs = terms == 0 || terms > kernels.remade ? 0 : terms;
-          const Floats before_x = filled(std::max<std::size_t>(inputs, 1), 7, 0.5f, none),
-                       b = random_floats(width * (inputs + 1), 8, 0.3f);
-          Floats remade = x;
-          if (inputs > 0) {
-            made_x.a = b.data();
-            made_x.a_row = static_cast<std::ptrdiff_t>(inputs);
-            made_x.a_step = 1;
-            made_x.b = before_x.data();
-            made_x.b_step = made_x.c_row = stride;
-            made_x.c = remade.data();
-            made_x.m = width;
-            made_x.depth = made_x.segment = inputs;
-            made_x.bias = b.data() + inputs * width;
-            made_x.relu = true;
-            made_x.n = panel;
-            made_x.panels = panels;
-            made_x.last_n = columns;
-            made_x.b_panel = static_cast<std::ptrdiff_t>(inputs) * stride;
-            made_x.c_panel = static_cast<std::ptrdiff_t>(width) * stride;
-            kernels.gemm(made_x);
-          }
-          SquareGradient gradient{width, panels, last,           slopes.data(), x.data(),
-                                  made,  made_x, weights.data(), nullptr,       accumulate};
-          float* const bias = weights.data() + width * width;
-          gradient.bias = bias;
-          kernels.square_gradient(gradient);
-          for (std::size_t o = 0; o < width; ++o)
-            for (std::size_t i = 0; i <= width; ++i) {
-              double sum = 0.0;
-              for (std::size_t p = 0; p < panels; ++p)
-                for (std::size_t c = 0; c < (p + 1 == panels ? last : panel); ++c)
-                  sum += static_cast<double>(exact[(p * width + o) * panel + c]) *
-                         (i < width ? static_cast<double>(remade[(p * width + i) * panel + c]) : 1.0);
-              const std::size_t at = i < width ? o * width + i : width * width + o;
-              if (accumulate) sum += static_cast<double>(before[at]);
-              CHECK(std::fabs(sum - static_cast<double>(weights[at])) < tolerance);
-            }
+      for (const std::size_t last : {1u, 4u, 5u, 8u, 9u, 16u, 17u, 32u})
+        for (const bool accumulate : {false, true}) {
+          const std::size_t transitions = std::min<std::size_t>(last, kernels.panel);
+          check_layer_gradient(64, 64, panels, terms, transitions, accumulate);
+          if (kernels.widest < 192 || panels > 3) continue;
+          check_layer_gradient(128, 64, panels, terms, transitions, accumulate);
+          check_layer_gradient(64, 192, panels, terms, transitions, accumulate);
         }
 }
 
@@ -343,22 +353,22 @@ Floats coarse_floats(std::size_t count, std::uint32_t seed, float step) {
   return values;
 }
 
-// Networks whose hidden layers are 64 wide, for which AMX has kernels of its own.
-struct OfSquares {
+// Networks whose hidden layers have widths for which there are kernels of their own.
+struct OfUnits {
   std::vector<Op> ops;
   std::size_t inputs, outputs, parameters = 0;
 
-  OfSquares(std::size_t inputs, std::size_t hidden, std::size_t outputs, bool biases)
+  OfUnits(std::size_t inputs, const std::vector<std::size_t>& hidden, std::size_t outputs, bool biases)
       : inputs(inputs), outputs(outputs) {
     std::size_t from = inputs;
-    for (std::size_t layer = 0; layer <= hidden; ++layer) {
-      const std::size_t to = layer < hidden ? 64 : outputs;
+    for (std::size_t layer = 0; layer <= hidden.size(); ++layer) {
+      const std::size_t to = layer < hidden.size() ? hidden[layer] : outputs;
       const auto value = static_cast<std::ptrdiff_t>(ops.size()), weight = static_cast<std::ptrdiff_t>(parameters);
       parameters += to * from;
       ops.push_back(
           {OpKind::linear, {value, kNone}, to, weight, biases ? static_cast<std::ptrdiff_t>(parameters) : kNone});
       if (biases) parameters += to;
-      if (layer < hidden) ops.push_back({OpKind::relu, {value + 1, kNone}, to});
+      if (layer < hidden.size()) ops.push_back({OpKind::relu, {value + 1, kNone}, to});
       from = to;
     }
   }
@@ -381,7 +391,7 @@ struct OfSquares {
                                   workspace.gradient(network.output(), p), panel);
     }
     Result result{Floats(rows * outputs), Floats(parameters), Floats(rows * inputs)};
-    network.forward(weights.data(), workspace, panels, last_columns, judges);
+    network.forward(weights.data(), workspace, panels, rows, last_columns, judges);
     network.backward(weights.data(), judges ? nullptr : result.gradients.data(), workspace, panels, rows, last_columns,
                      false, inputs_wanted);
     for (std::size_t i = 0; i < rows; ++i) {
@@ -395,23 +405,28 @@ struct OfSquares {
 };
 
 // Against the plain kernels: with shapes that chains and gradients take, and others.
-void test_networks_of_squares(const std::string& name) {
+void check_network_of_units(const OfUnits& network, std::size_t rows, const std::string& name) {
+  const std::size_t last = network.inputs > 2 ? 2 : 1;
+  const OfUnits::Result kept = network.run(rows, false, 0), judged = network.run(rows, true, last);
+  select_learner_kernels("plain");
+  const OfUnits::Result expected = network.run(rows, false, last);
+  select_learner_kernels(name);
+  CHECK(kept.values == expected.values);
+  CHECK(kept.gradients == expected.gradients);
+  CHECK(judged.values == expected.values);
+  CHECK(judged.of_inputs == expected.of_inputs);
+}
+
+void test_networks_of_units(const std::string& name) {
   for (const std::size_t inputs : {1u, 4u, 7u, 17u})
-    for (const std::size_t hidden : {1u, 2u, 3u})
-      for (const std::size_t outputs : {1u, 3u, 9u, 17u})
-        for (const std::size_t rows : {32u, 40u, 64u, 100u, 121u})
-          for (const bool biases : {true, false}) {
-            const OfSquares network(inputs, hidden, outputs, biases);
-            const std::size_t last = inputs > 2 ? 2 : 1;
-            const OfSquares::Result kept = network.run(rows, false, 0), judged = network.run(rows, true, last);
-            select_learner_kernels("plain");
-            const OfSquares::Result expected = network.run(rows, false, last);
-            select_learner_kernels(name);
-            CHECK(kept.values == expected.values);
-            CHECK(kept.gradients == expected.gradients);
-            CHECK(judged.values == expected.values);
-            CHECK(judged.of_inputs == expected.of_inputs);
-          }
+    for (const std::size_t outputs : {1u, 3u, 9u, 17u})
+      for (const std::size_t rows : {32u, 40u, 64u, 100u, 121u})
+        for (const bool biases : {true, false}) {
+          for (const std::size_t hidden : {1u, 2u, 3u})
+            check_network_of_units({inputs, std::vector<std::size_t>(hidden, 64), outputs, biases}, rows, name);
+          check_network_of_units({inputs, {128, 64}, outputs, biases}, rows, name);
+          check_network_of_units({inputs, {64, 192}, outputs, biases}, rows, name);
+        }
 }
 
 void test_narrow_gradients() {
@@ -593,7 +608,7 @@ void test_gradients() {
       network.kernels().transpose(slopes.data() + p * panel * Example::kActions, count, Example::kActions,
                                   Example::kActions, workspace.gradient(network.output(), p), panel);
     }
-    network.forward(parameters.data(), workspace, panels, last_columns);
+    network.forward(parameters.data(), workspace, panels, rows, last_columns);
     network.backward(parameters.data(), gradients.data(), workspace, panels, rows, last_columns, false,
                      Example::kInputs);
 
@@ -719,7 +734,7 @@ void test_gradients_of_images() {
           const std::size_t at = p * panel * ImageExample::kInputs, count = std::min(panel, rows - p * panel);
           network.load(of_bytes ? static_cast<const void*>(bytes.data() + at) : x.data() + at, count, workspace, p);
         }
-        network.forward(parameters.data(), workspace, panels, last_columns);
+        network.forward(parameters.data(), workspace, panels, rows, last_columns);
         for (std::size_t p = 0; p < panels; ++p) {
           const std::size_t first = p * panel, count = std::min(panel, rows - first);
           network.kernels().transpose(slopes.data() + first * ImageExample::kOutputs, count, ImageExample::kOutputs,
@@ -775,7 +790,7 @@ void test_bytes_in_amx() {
       const Network network(inputs, ops, parameters.size(), true);
       Workspace workspace(network, 1, false);
       network.load(bytes.data(), 2, workspace, 0);
-      network.forward(parameters.data(), workspace, 1, network.columns(2));
+      network.forward(parameters.data(), workspace, 1, 2, network.columns(2));
       const float* values = workspace.value(network.output(), 0);
       found[allowed].assign(values, values + 7 * network.kernels().panel);
     }
@@ -799,7 +814,7 @@ struct OfImages {
     const auto forward = [&](Workspace& workspace, float* to) {
       for (std::size_t p = 0; p < panels; ++p)
         network.load(images.data() + p * panel * inputs, std::min(panel, rows - p * panel), workspace, p);
-      network.forward(parameters.data(), workspace, panels, last_columns);
+      network.forward(parameters.data(), workspace, panels, rows, last_columns);
       for (std::size_t p = 0; p < panels; ++p)
         network.kernels().transpose(workspace.value(network.output(), p), outputs, std::min(panel, rows - p * panel),
                                     panel, to + p * panel * outputs, outputs);
@@ -963,7 +978,7 @@ void test_masks() {
       const auto values = [&](const Floats& parameters, const Floats& inputs, std::size_t row, std::size_t action) {
         Workspace workspace(single.network, 1, false);
         single.network.load(inputs.data() + row * Example::kInputs, 1, workspace, 0);
-        single.network.forward(parameters.data(), workspace, 1, single.network.columns(1));
+        single.network.forward(parameters.data(), workspace, 1, 1, single.network.columns(1));
         return workspace.value(single.network.output(), 0)[action * single.network.kernels().panel];
       };
       Floats expected(rows);
@@ -1238,8 +1253,8 @@ int main() {
     test_turned_gemm();
     test_chain();
     test_narrow_gradients();
-    test_square_gradient();
-    test_networks_of_squares(name);
+    test_layer_gradient();
+    test_networks_of_units(name);
     test_squash();
     test_adam();
     test_gradients();
@@ -1257,8 +1272,8 @@ int main() {
   select_matmul_precision("high");
   test_gemm();
   test_chain();
-  test_square_gradient();
-  test_networks_of_squares(learner_kernel_variants().back());
+  test_layer_gradient();
+  test_networks_of_units(learner_kernel_variants().back());
   select_matmul_precision("highest");
   CHECK(throws<pearl::ConfigurationError>([] { select_learner_kernels("sse9"); }));
   CHECK(throws<pearl::ConfigurationError>([] { select_matmul_precision("low"); }));

@@ -42,7 +42,7 @@ class DqnLearner : public TeamLearner<DqnWorker> {
  private:
   void train(DqnWorker& worker, const Batch& batch, std::size_t begin, std::size_t end, float* gradients,
              float* priorities, const PrioritiesKnown& known);
-  void evaluate_next(DqnWorker& worker, std::size_t panels, std::size_t last_columns);
+  void evaluate_next(DqnWorker& worker, std::size_t panels, std::size_t count, std::size_t last_columns);
   void differentiate(DqnWorker& worker, const Batch& batch, std::size_t begin, std::size_t panel, std::size_t count,
                      float* priorities);
 

@@ -33,6 +33,18 @@ struct Gemm {
   std::size_t panels = 1;
   std::ptrdiff_t b_panel = 0, c_panel = 0;  // floats from panel to panel
   std::size_t last_n = 0;                   // the last panel's n, if there are several
+
+  // Whether b and c are panels of so many columns, and rows or steps of a contiguous.
+  bool is_of_panels(std::size_t panel) const {
+    const auto columns = static_cast<std::ptrdiff_t>(panel);
+    return b_step == columns && c_row == columns && (a_step == 1 || a_row == 1) && segment >= depth && !bias_of_columns;
+  }
+  // Whether it ends in a ReLU, or in a ReLU's derivative, and in nothing else but a bias before the former.
+  bool is_rectified() const { return relu && gate == nullptr && !accumulate; }
+  bool is_gated() const { return gate != nullptr && bias == nullptr && !relu && !accumulate; }
+  bool is_plain() const { return gate == nullptr && !relu && !accumulate; }
+  // Columns of all panels.
+  std::size_t columns() const { return panels > 1 ? (panels - 1) * n + last_n : n; }
 };
 
 // Up to three products of which each takes the result of the one before as b. `first` and `third` are absent if their m
@@ -41,11 +53,12 @@ struct Gemm {
 struct Chain {
   // Worth a chain: a first product of so few terms of each number, a third of so few rows.
   static constexpr std::size_t kMostTerms = 16, kMostRows = 8;
-  static constexpr std::size_t kMostSigns = 64, kSigns = 4 * kMostSigns;  // of a result, and of both of a panel
   Gemm first, second, third;
   bool keeps_first, keeps_second;
-  // Unless null, only the signs of a result are needed later. A forward pass may leave them here instead of the result of
-  // its first or second product, and a backward pass then takes them instead of the product's gate.
+  std::size_t transitions = 0;  // that count; of the columns behind them, any finite results, and zeros of zeros
+  // Unless null, a forward pass may leave the signs of its first or second product's result here, and instead of it if
+  // that is not kept; a backward pass then takes them instead of the product's gate. How they lie is the kernels' choice:
+  // those of half a panel take a number for each of both results' rows, and begin as many apart.
   std::uint16_t *first_signs = nullptr, *second_signs = nullptr;
 
   // The products that there are, in their order.
@@ -56,11 +69,11 @@ struct Chain {
   }
 };
 
-// The gradients of a linear layer as wide as its inputs: weights(o, i) = [weights(o, i)] + sum of slopes(o) * x(i), and,
-// unless bias is null, bias(o) = [bias(o)] + sum of slopes(o), over the transitions of panels: all of each, but `last` of
-// the last one. Slopes of more, up to a half or the whole of it, are zeros, and their x is finite.
-struct SquareGradient {
-  std::size_t width, panels, last;
+// The gradients of a linear layer: weights(o, i) = [weights(o, i)] + sum of slopes(o) * x(i), and, unless bias is null,
+// bias(o) = [bias(o)] + sum of slopes(o), over the transitions of panels: all of each, but `last` of the last one. Slopes
+// of more, up to a half or the whole of it, are zeros, and their x is finite.
+struct LayerGradient {
+  std::size_t outputs, inputs, panels, last;
   const float *slopes, *x;
   // Unless their m is 0, what products would give, and is not in memory: slopes, which have a gate, and x, a ReLU's result.
   Gemm made_slopes, made_x;
@@ -111,8 +124,11 @@ struct PanelConvolutionKernels;
 struct LearnerKernels {
   const char* name;
   std::size_t panel;
+  bool sparse;                               // chains and layer_gradient leave out zeros
   std::size_t narrow;                        // inputs of a layer for which narrow_gradients is faster than gemm
-  std::size_t square;                        // inputs and outputs of a layer for square_gradient; 0 without AMX
+  std::size_t unit;                          // of the inputs and outputs of a layer for layer_gradient
+  std::size_t widest;                        // the most of each; 0 if there is none
+  std::size_t least_transitions;             // for which it is faster
   std::size_t remade;                        // most inputs of the layer before of which it makes x again
   const ByteConvolutionKernels* of_bytes;    // null without AMX
   const PanelConvolutionKernels* of_panels;  // the same
@@ -158,8 +174,8 @@ struct LearnerKernels {
   // `last_columns` of the last one. Returns for `inputs` up to `narrow`.
   void (*narrow_gradients)(const float* dy, std::size_t outputs, const float* x, std::size_t inputs, std::size_t panels,
                            std::size_t last_columns, float* weights, float* bias, bool accumulate);
-  // Of layers `square` wide; null without AMX.
-  void (*square_gradient)(const SquareGradient& gradient);
+  // Of layers whose inputs and outputs are multiples of `unit`, up to `widest`; if `sparse`, for slopes behind a ReLU.
+  void (*layer_gradient)(const LayerGradient& gradient);
   // One action of a panel's first `columns` transitions, a multiple of half a panel: x = mean + exp(log_std) * noise,
   // unit = tanh(x), log_prob -= what makes it the log density of unit.
   void (*squash)(const Squash& squash, const float* mean, const float* log_std, const float* noise, std::size_t columns,

@@ -55,7 +55,8 @@ class Workspace {
   float *values_ = nullptr, *gradients_ = nullptr, *statistics_ = nullptr, *rows_ = nullptr, *masks_ = nullptr;
   float* converted_ = nullptr;  // a panel's inputs, of bytes
   std::vector<std::uint16_t> signs_;
-  bool has_first_signs_ = false, has_second_signs_ = false;  // instead of the values of hidden layers
+  bool has_first_signs_ = false, has_second_signs_ = false;  // of hidden layers
+  bool lacks_second_ = false;                                // instead of the values
   std::optional<ImageWorkspace> images_;
 };
 
@@ -85,10 +86,11 @@ class Network {
   // Loads transitions `rows` (count, input_width), floats or bytes, into a panel and zeroes its other transitions. A
   // network of images reads them later, in forward() and backward().
   void load(const void* rows, std::size_t count, Workspace& workspace, std::size_t panel) const;
-  // Computes panels 0..panels-1: all of each, but `last_columns` of the last one, half or all of it. `judges`: backward()
-  // will be called without gradients of parameters.
-  void forward(const float* parameters, Workspace& workspace, std::size_t panels, std::size_t last_columns,
-               bool judges = false) const;
+  // Computes panels 0..panels-1, which hold `count` transitions: all columns of each, but `last_columns` of the last one,
+  // half or all of it. Results beyond the transitions may be any finite numbers. `judges`: backward() will be called
+  // without gradients of parameters.
+  void forward(const float* parameters, Workspace& workspace, std::size_t panels, std::size_t count,
+               std::size_t last_columns, bool judges = false) const;
   // Starts from gradient(output()) of panels 0..panels-1, which hold `count` transitions, then zeros. `gradients` may be
   // null; with `accumulate` they are added to. The gradients of the last `inputs` features of the input are left in
   // gradient(0), which only a network that takes vectors can. `last_columns` of the last panel are computed, all of the
@@ -128,29 +130,31 @@ class Network {
     std::size_t mask = 0;           // dropout: features of the masks before its own
   };
 
+  // Numbers of the signs of half a panel: of a network of three layers, two results.
+  std::size_t signs() const { return steps_.size() == 3 ? widths_[1] + widths_[2] : 1; }
   std::vector<Op> split(const std::vector<Op>& ops);
   void check(const Op& op, std::size_t index, const std::vector<std::size_t>& widths) const;
   void plan(const std::vector<Op>& ops);
   // Computes the linear operation `at` and those that follow it in a chain of products. Returns how many.
   std::size_t multiply(std::size_t at, const float* parameters, Workspace& workspace, std::size_t panels,
-                       std::size_t last_columns, bool judges) const;
+                       std::size_t count, std::size_t last_columns, bool judges) const;
   Gemm product(const Step& step, const float* parameters, Workspace& workspace, std::size_t panels,
                std::size_t last_columns) const;
   void compute(const Step& step, const float* parameters, Workspace& workspace, std::size_t panel,
                std::size_t columns) const;
   void set_panels(Gemm& gemm, std::size_t from, std::size_t to, std::size_t panels, std::size_t last_columns) const;
   void tanh_of(const float* x, float* y, std::size_t width, std::size_t columns) const;
-  // Whether square_gradient takes the weights' gradient of step `at`.
-  bool is_square(std::size_t at, std::size_t panels) const;
+  // Whether layer_gradient takes the weights' gradient of step `at`.
+  bool has_layer_gradient(std::size_t at, std::size_t count) const;
   // Whether it also makes the slopes, which the next step alone gives, with few outputs; and its input, which the step
   // before makes of few numbers.
-  bool makes_slopes(std::size_t at, std::size_t panels) const;
-  bool makes_input(std::size_t at, std::size_t panels) const;
+  bool makes_slopes(std::size_t at, std::size_t count) const;
+  bool makes_input(std::size_t at, std::size_t count) const;
   void weights_gradient(std::size_t at, const float* parameters, float* gradients, Workspace& workspace,
                         std::size_t panels, std::size_t count, std::size_t last_columns, bool accumulate) const;
   // The gradients of the inputs of the linear operation `at` and of those that it follows. Returns of how many.
   std::size_t inputs_gradients(std::size_t at, const float* parameters, Workspace& workspace, std::size_t panels,
-                               std::size_t last_columns, bool keeps, std::size_t inputs) const;
+                               std::size_t count, std::size_t last_columns, bool keeps, std::size_t inputs) const;
   // Of an operation that takes the network's input, the gradients of its last `inputs` features.
   Gemm input_gradient(const Step& step, const float* parameters, Workspace& workspace, std::size_t panels,
                       std::size_t last_columns, std::size_t inputs) const;
