@@ -357,6 +357,7 @@ Floats coarse_floats(std::size_t count, std::uint32_t seed, float step) {
 struct OfUnits {
   std::vector<Op> ops;
   std::size_t inputs, outputs, parameters = 0;
+  float shift = 0.0f;  // of hidden layers' biases: how many numbers are zeros
 
   OfUnits(std::size_t inputs, const std::vector<std::size_t>& hidden, std::size_t outputs, bool biases)
       : inputs(inputs), outputs(outputs) {
@@ -381,7 +382,11 @@ struct OfUnits {
     const Network network(inputs, ops, parameters);
     const std::size_t panel = network.kernels().panel, panels = (rows + panel - 1) / panel;
     const std::size_t last_columns = network.last_columns(rows, rows);
-    const Floats weights = coarse_floats(parameters, 1, 0.0625f), x = coarse_floats(rows * inputs, 2, 0.25f);
+    Floats weights = coarse_floats(parameters, 1, 0.0625f);
+    for (const Op& op : ops)
+      for (std::size_t f = 0; f < op.width && op.bias != kNone && &op != &ops.back(); ++f)
+        weights[static_cast<std::size_t>(op.bias) + f] += shift;
+    const Floats x = coarse_floats(rows * inputs, 2, 0.25f);
     const Floats slopes = coarse_floats(rows * outputs, 3, 0.25f);
     Workspace workspace(network, panels, true);
     for (std::size_t p = 0; p < panels; ++p) {
@@ -427,6 +432,13 @@ void test_networks_of_units(const std::string& name) {
           check_network_of_units({inputs, {128, 64}, outputs, biases}, rows, name);
           check_network_of_units({inputs, {64, 192}, outputs, biases}, rows, name);
         }
+  for (const float shift : {8.0f, -8.0f})  // hardly any zeros, and hardly anything else
+    for (const std::size_t width : {64u, 128u})
+      for (const std::size_t outputs : {1u, 3u}) {
+        OfUnits network(4, {width, width}, outputs, true);
+        network.shift = shift;
+        check_network_of_units(network, 100, name);
+      }
 }
 
 void test_narrow_gradients() {
