@@ -101,7 +101,7 @@ PEARL_INLINE void add_rows(std::uint64_t which, const float* numbers, const Spar
     sums[v] = kChains > 1 ? chains[0][v] + chains[kChains - 1][v] : chains[0][v];
 }
 
-// `rows` x 64 numbers of columns of a panel, turned: row by row, `row` floats apart; and back.
+// 64 features of a block of a panel's columns as rows, one for each transition, `row` floats apart; and back.
 PEARL_SIMD void rows_of(const float* columns, float* rows, std::size_t row) {
   for (std::size_t f = 0; f < kSparse; f += kLanes) transpose_block(columns + f * kPanel, kPanel, rows + f, row);
 }
@@ -126,7 +126,8 @@ PEARL_SIMD void turn_weights(const Gemm& g, std::size_t from_row, std::size_t fr
 }
 
 // 64 results of a product of few terms, with a ReLU: of `count` transitions, and of as many more as are worked on
-// together; and, unless `bits` is null, which are no zeros, in a word of a transition's `words`.
+// together. Unless `bits` is null, a word for each transition says which results are no zeros; the words of one and the
+// next lie `words` apart.
 PEARL_SIMD void make_rectified(std::size_t terms, const float* bias, const float* x, const SparseRow* weights,
                                std::size_t count, float* rows, std::size_t row, std::uint64_t* bits = nullptr,
                                std::size_t words = 0) {
@@ -162,7 +163,8 @@ inline float* sparse_memory(std::size_t floats) {
   if (memory.size() < floats) memory = AlignedArray<float>(floats);
   return memory.data();
 }
-// Rows are an odd number of cache lines long, so that they share no few cache sets; what follows the numbers is zero.
+// Rows are an odd number of cache lines long: with a power of two they would share few cache sets. A zero follows the
+// numbers.
 constexpr std::size_t sparse_row(std::size_t width) { return width + 16; }
 
 // `Gated`: the products are those of a backward pass. `Single`: its first one has one term, which is the same for all
@@ -178,13 +180,11 @@ class SparseChain {
         first_(chain.first),
         g_(chain.second),
         third_(chain.third),
-        depth_(g_.depth),
-        m_(g_.m),
         keeps_(chain.keeps_second || third_.m == 0) {
     const std::size_t first_floats = Gated ? 0 : first_.depth * taken_width();
-    const std::size_t sizes[] = {kStretch * taken_row(),          kStretch * made_row(),   kStretch * third_.m * kLanes,
-                                 first_.m > 0 ? first_floats : 0, third_.m * made_width(), 2 * kStretch * taken_words(),
-                                 2 * kStretch * made_words()};
+    const std::size_t sizes[] = {
+        kStretch * taken_row(),  kStretch * made_row(),        kStretch * third_.m * kLanes, first_floats,
+        third_.m * made_width(), 2 * kStretch * taken_words(), 2 * kStretch * made_words()};
     std::size_t floats = 0;
     for (const std::size_t size : sizes) floats += round_up(size, kCacheLine / sizeof(float));
     float* at = sparse_memory(floats);
@@ -235,8 +235,8 @@ class SparseChain {
  private:
   static constexpr std::size_t kStretch = Narrow ? kLanes : 256;
   // Of what the second product takes, and of what it makes.
-  std::size_t taken_width() const { return Narrow ? kSparse : depth_; }
-  std::size_t made_width() const { return Narrow ? kSparse : m_; }
+  std::size_t taken_width() const { return Narrow ? kSparse : g_.depth; }
+  std::size_t made_width() const { return Narrow ? kSparse : g_.m; }
   std::size_t taken_words() const { return taken_width() / kSparse; }
   std::size_t made_words() const { return made_width() / kSparse; }
   std::size_t taken_row() const { return sparse_row(taken_width()); }
@@ -355,7 +355,7 @@ class SparseChain {
                            const SparseRow* weights) {
     const bool starts = from == 0, ends = from + 1 == taken_words(), keeps = keeps_;
     const std::size_t f = to * kSparse, third_rows = third_.m;
-    // Which no store of a vector can change.
+    // Local copies: the compiler knows that no store of a vector changes them.
     const std::uint64_t* passing = passes_ + from;
     std::uint64_t* signed_row = signs_ + to;
     const std::size_t passing_words = taken_words(), signed_words = made_words(), taken_step = taken_row(),
@@ -418,9 +418,8 @@ class SparseChain {
     }
   }
 
-  const Chain chain_;
+  const Chain& chain_;
   const Gemm &first_, &g_, &third_;
-  const std::size_t depth_, m_;
   const bool keeps_;
   float *taken_, *made_, *ends_, *first_weights_, *third_weights_;
   std::uint64_t *passes_, *signs_;
@@ -568,7 +567,7 @@ class SparseGradient {
 
   PEARL_SIMD void multiply(bool adds, std::size_t word, const SparseRow* x) const {
     adds = adds || g_.accumulate;
-    // Which no store of a vector can change.
+    // Local copies, as above.
     const std::size_t outputs = g_.outputs, inputs = g_.inputs;
     const std::uint64_t* const bits = bits_;
     const float *const slopes = slopes_, *const factors = made_.a;
