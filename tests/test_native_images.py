@@ -69,17 +69,19 @@ def assert_exact(module: nn.Module, x: torch.Tensor) -> None:
         assert_close(parameter.grad, twin.grad, name, whole)
 
 
-def case_of(
-    layers: list[nn.Module], rows: int, shape: tuple[int, ...], of_bytes: bool
-) -> tuple[nn.Sequential, torch.Tensor] | None:
-    """The layers with a linear one behind, and a batch; None if a kernel is larger than its input, or near a kink."""
+def random_images(rows: int, shape: tuple[int, ...], of_bytes: bool) -> torch.Tensor:
+    return torch.randint(0, 256, (rows, *shape), dtype=torch.uint8) if of_bytes else torch.randn(rows, *shape)
+
+
+def assert_exact_with_linear(layers: list[nn.Module], x: torch.Tensor) -> None:
+    """With a linear layer behind the others. Nothing if a kernel is larger than its input, or a number near a kink."""
     try:
-        width = nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[1]
+        width = nn.Sequential(*layers)(torch.zeros(1, *x.shape[1:])).shape[1]
     except RuntimeError:
-        return None
-    x = torch.randint(0, 256, (rows, *shape), dtype=torch.uint8) if of_bytes else torch.randn(rows, *shape)
+        return
     module = nn.Sequential(*layers, nn.Linear(width, 5))
-    return None if has_a_kink(module, x) else (module, x)
+    if not has_a_kink(module, x):
+        assert_exact(module, x)
 
 
 windows = st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(0, 3))  # kernel, stride, padding
@@ -102,9 +104,8 @@ def test_convolutions_and_their_gradients_are_those_of_float64(
     first = nn.Conv2d(shape[0], channels[0], kernel, stride, padding, bias=bias)
     between: list[nn.Module] = [nn.MaxPool2d((2, 3), (1, 2), (1, 0)), nn.ReLU()] if pools else [nn.ReLU()]
     layers = [ScaleBytes(), first, *between, nn.Conv2d(channels[0], channels[1], *second), nn.Flatten()]
-    if (case := case_of(layers, rows, shape, of_bytes)) is not None:
-        with learner_kernels(variant):
-            assert_exact(*case)
+    with learner_kernels(variant):
+        assert_exact_with_linear(layers, random_images(rows, shape, of_bytes))
 
 
 @pytest.mark.skipif("amx" not in VARIANTS, reason="needs AMX")
@@ -159,8 +160,36 @@ def test_convolutions_of_a_panels_images_together_in_amx_are_exact(
     middle = nn.Conv2d(32, channels[0], kernel, stride, padding, bias=bias)
     layers = [ScaleBytes(), first, nn.ReLU(), middle, nn.ReLU(), nn.Conv2d(*channels, *last), nn.Flatten()]
     shape = (4, size[0], size[1] + (7 if of_bytes else 0))
-    if (case := case_of(layers, rows, shape, of_bytes)) is not None:
-        assert_exact(*case)
+    assert_exact_with_linear(layers, random_images(rows, shape, of_bytes))
+
+
+def still_frames(rows: int, shape: tuple[int, ...], moving: float) -> torch.Tensor:
+    """Stacked frames of which few bytes change from one to the next, on a background of its own for each image."""
+    images = torch.randint(0, 256, (rows, 1, 1, 1)).expand(rows, *shape)
+    return torch.where(torch.rand(images.shape) < moving, torch.randint(0, 256, images.shape), images).to(torch.uint8)
+
+
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if name.startswith("avx")])
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    first=st.sampled_from([(4, 8, 4), (4, 16, 8), (4, 4, 4), (2, 8, 8), (16, 1, 1)]), tall=windows, wide=windows,
+    last=windows, size=st.tuples(st.integers(4, 9), st.integers(4, 9)),
+    channels=st.tuples(st.sampled_from([32, 64]), st.sampled_from([64, 128])), bias=st.booleans(),
+    rows=st.sampled_from([1, 7, 9, 33]), moving=st.sampled_from([0.0, 0.05, 0.6]),
+)  # fmt: skip
+def test_convolutions_that_leave_out_zeros_are_those_of_float64(
+    variant: str, first: tuple[int, int, int], tall: tuple[int, ...], wide: tuple[int, ...], last: tuple[int, ...],
+    size: tuple[int, int], channels: tuple[int, int], bias: bool, rows: int, moving: float,
+) -> None:  # fmt: skip
+    torch.manual_seed(rows)
+    frames, columns, stride = first
+    kernel, strides, padding = zip(tall, wide, strict=True)
+    begin = nn.Conv2d(frames, channels[0], (3, columns), (2, stride), bias=bias)
+    middle = nn.Conv2d(channels[0], channels[1], kernel, strides, padding, bias=bias)
+    layers = [ScaleBytes(), begin, nn.ReLU(), middle, nn.ReLU(), nn.Conv2d(channels[1], 64, *last), nn.ReLU()]
+    shape = (frames, 2 * size[0] + 1, (size[1] - 1) * stride + columns)
+    with learner_kernels(variant):
+        assert_exact_with_linear([*layers, nn.Flatten()], still_frames(rows, shape, moving))
 
 
 class Branches(nn.Module):

@@ -88,6 +88,28 @@ PanelConvolution backward_of(const Window& w, const MapShape& in, const MapShape
           back_meetings_of(w, 1, out.width, in.width, true)};
 }
 
+SparseConvolution sparse_forward_of(const Window& w, const MapShape& in, const MapShape& out) {
+  return {w.kernel[1] * in.channels,
+          w.kernel[0],
+          -signed_of(w.padding[1] * in.channels),
+          w.stride[1] * in.channels,
+          out.width,
+          out.channels,
+          meetings_of(w, 0, out.height, in.height, false)};
+}
+
+// Only of kernels, paddings and inputs that are as many columns as strides.
+SparseConvolution sparse_backward_of(const Window& w, const MapShape& in, const MapShape& out) {
+  const std::size_t stride = w.stride[1], columns = w.kernel[1] / stride;
+  return {columns * out.channels,
+          w.kernel[0],
+          (signed_of(w.padding[1] / stride + 1) - signed_of(columns)) * signed_of(out.channels),
+          out.channels,
+          in.width / stride,
+          stride * in.channels,
+          back_meetings_of(w, 0, out.height, in.height, false)};
+}
+
 template <int Channels, class T>
 void interleave(const T* planes, std::size_t positions, T* mixed) {
   for (std::size_t i = 0; i < positions; ++i)
@@ -116,17 +138,19 @@ ImageWorkspace::ImageWorkspace(const ImageTrunk& trunk, std::size_t panels, bool
     whole_ = AlignedArray<std::uint16_t>(trunk.shapes_.front().numbers());
     parts_ = AlignedArray<std::uint16_t>(trunk.first_.parts());
   }
+  if (trunk.frames_) frames_ = FrameConvolution::Workspace(*trunk.frames_, gradients);
   panel_parts_ = AlignedArray<std::uint16_t>(trunk.panel_parts_);
-  const bool of_panels = trunk.panels_ != nullptr;
-  maps_ = AlignedArray<float>(trunk.map_floats_ * (gradients ? slots : of_panels ? kForwardImages : 1));
+  const std::size_t together = trunk.sparse_ ? kSparseImages : trunk.panels_ != nullptr ? kForwardImages : 1;
+  maps_ = AlignedArray<float>(trunk.map_floats_ * (gradients ? slots : together));
   last_maps_ = AlignedArray<float>(last * slots);
   weights_ = AlignedArray<float>(trunk.weights_);
   scratch_ = AlignedArray<float>(2 * trunk.largest_weights_);
   if (!gradients) return;
   back_parts_ = AlignedArray<std::uint16_t>(trunk.back_parts_);
-  slopes_ = AlignedArray<float>(trunk.map_floats_ * (of_panels ? panel : 1));
+  slopes_ = AlignedArray<float>(trunk.map_floats_ * (trunk.panels_ != nullptr ? panel : together));
   last_slopes_ = AlignedArray<float>(last * panel);
   back_weights_ = AlignedArray<float>(trunk.back_weights_);
+  back_run_weights_ = AlignedArray<float>(trunk.back_run_weights_);
   weight_gradients_ = AlignedArray<float>(trunk.weights_);
 }
 
@@ -151,24 +175,28 @@ ImageTrunk::ImageTrunk(const LearnerKernels& kernels, std::size_t input_width, b
                        std::to_string(shapes[0].height) + ", " + std::to_string(shapes[0].width) +
                        "); the network has " + std::to_string(input_width) + " inputs.");
   plan(ops, shapes);
-  use_amx();
+  if (plan_first()) {
+    if (kernels_.of_bytes != nullptr && kernels_.of_bytes->fits(first_)) amx_ = kernels_.of_bytes;
+    if (kernels_.of_sparse != nullptr && kernels_.of_sparse->frames.fits(first_))
+      frames_.emplace(kernels_.of_sparse->frames, first_, shapes_.front().channels, shapes_.front().positions(),
+                      kByteScale);
+  }
   use_panels();
+  use_sparse();
 }
 
-// Where the kernels and the first convolution allow it.
-void ImageTrunk::use_amx() {
-  const ByteConvolutionKernels* amx = kernels_.of_bytes;
+// Whether the first step is a convolution of bytes, the only one that takes the input.
+bool ImageTrunk::plan_first() {
   const Step& step = steps_.front();
   const Window& w = step.op.window;
   for (const Step& other : steps_)
     for (std::size_t k = 0; k < other.op.input_count(); ++k)
-      if (&other != &step && other.in[k] == 0) return;
-  const bool padded = w.padding[0] != 0 || w.padding[1] != 0;
-  if (!of_bytes_ || amx == nullptr || step.op.kind != OpKind::conv2d || padded) return;
+      if (&other != &step && other.in[k] == 0) return false;
+  if (!of_bytes_ || step.op.kind != OpKind::conv2d || w.padding[0] != 0 || w.padding[1] != 0) return false;
   const MapShape& out = shapes_[step.out];
   first_ = {w.width * w.channels, w.stride[0] * w.width * w.channels, w.stride[1] * w.channels,
             w.kernel[1] * w.channels, w.kernel[0], out.height, out.width, out.channels, out.row()};
-  if (amx->fits(first_)) amx_ = amx;
+  return true;
 }
 
 // The convolutions that can take a panel's images together, and whose kernels are so large that it is worth it.
@@ -193,6 +221,37 @@ void ImageTrunk::use_panels() {
   if (panels_ == nullptr) return;
   bytes_of_panels_ = amx_ != nullptr && kernels->fits_bytes(first_);
   map_floats_ = (map_floats_ / 16 | 1) * 16;  // an odd number of cache lines, so that images share few cache sets
+}
+
+// The convolutions whose inputs, or slopes, have been through a ReLU.
+void ImageTrunk::use_sparse() {
+  const SparseConvolutionKernels* kernels = kernels_.of_sparse;
+  if (kernels == nullptr) return;
+  const auto rectified = [&](std::size_t map) {
+    return std::any_of(steps_.begin(), steps_.end(), [&](const Step& step) {
+      return step.out == map && (step.relu || step.op.kind == OpKind::relu);
+    });
+  };
+  for (Step& step : steps_) {
+    if (step.op.kind != OpKind::conv2d) continue;
+    const MapShape &in = shapes_[step.in[0]], &out = shapes_[step.out];
+    const Window& w = step.op.window;
+    const std::size_t stride = w.stride[1];
+    step.runs = sparse_forward_of(w, in, out);
+    step.sparse = rectified(step.in[0]) && kernels->fits(step.runs);
+    step.sparse_gradients = step.relu && kernels->fits_gradients(step.runs);
+    if (step.in[0] != 0 && step.relu && !step.adds[0] && w.kernel[1] % stride == 0 && w.padding[1] % stride == 0 &&
+        in.width % stride == 0) {
+      step.back_runs = sparse_backward_of(w, in, out);
+      step.sparse_back = kernels->fits(step.back_runs);
+    }
+    if (step.sparse_back) {
+      step.back_run_weights = back_run_weights_;
+      back_run_weights_ += step.back_runs.runs * step.back_runs.run * step.back_runs.out;
+    }
+    sparse_ = sparse_ || step.sparse || step.sparse_gradients || step.sparse_back;
+  }
+  if (sparse_) map_floats_ = (map_floats_ / 16 | 1) * 16;  // as above
 }
 
 std::size_t ImageTrunk::floats(const MapShape& shape) { return round_up(shape.height * shape.row(), 16); }
@@ -349,6 +408,12 @@ PanelMaps<float> ImageTrunk::maps_of(ImageWorkspace& workspace, std::size_t map,
   return {first + shape.inside(), is_last(map) ? floats(shape) : map_floats_, shape.row()};
 }
 
+PanelMaps<const float> ImageTrunk::read_maps_of(ImageWorkspace& workspace, std::size_t map, std::size_t slot,
+                                                bool slopes) const {
+  const PanelMaps<float> maps = maps_of(workspace, map, slot, slopes);
+  return {maps.first, maps.image, maps.row};
+}
+
 void ImageTrunk::load(const void* images, std::size_t count, ImageWorkspace& workspace, std::size_t panel) const {
   workspace.loaded_[panel] = {images, count};
 }
@@ -407,19 +472,34 @@ void ImageTrunk::pack_for_inputs(const Step& step, ImageWorkspace& workspace) co
         }
 }
 
+// Packed weights as (row, column of the result, out, column within a stride, in), columns of the result backward.
+void ImageTrunk::pack_back_runs(const Step& step, ImageWorkspace& workspace) const {
+  const Window& w = step.op.window;
+  const std::size_t out = shapes_[step.out].channels, in = w.channels, stride = w.stride[1];
+  const float* packed = workspace.weights_.data() + step.weights;
+  float* to = workspace.back_run_weights_.data() + step.back_run_weights;
+  for (std::size_t row = 0; row < w.kernel[0]; ++row)
+    for (std::size_t t = w.kernel[1] / stride; t-- > 0; to += out * stride * in)
+      for (std::size_t k = 0; k < stride; ++k)
+        kernels_.transpose(packed + (row * w.kernel[1] + t * stride + k) * in * out, in, out, out, to + k * in,
+                           stride * in);
+}
+
 void ImageTrunk::forward(const float* parameters, ImageWorkspace& workspace, std::size_t panel,
                          float* features) const {
   const std::size_t size = kernels_.panel, count = workspace.loaded_[panel].count;
   const bool at_once = together(count);
   pack(parameters, workspace);
+  if (frames_) frames_->pack(workspace.weights_.data() + steps_.front().weights, workspace.frames_);
   if (amx_ != nullptr) amx_->pack(first_, workspace.weights_.data() + steps_.front().weights, workspace.parts_.data());
   for (const Step& step : steps_)
     if (at_once && step.of_panels)
       panels_->pack(step.forward, workspace.weights_.data() + step.weights,
                     workspace.panel_parts_.data() + step.panel_parts);
   workspace.read_ = nullptr;
+  workspace.frames_.forget();
   // Even shares of the images.
-  const std::size_t shares = (count + kForwardImages - 1) / kForwardImages;
+  const std::size_t most = sparse_ ? kSparseImages : kForwardImages, shares = (count + most - 1) / most;
   const std::size_t block = at_once ? (count + shares - 1) / shares : 1;
   for (std::size_t i = 0; i < count; i += block) {
     const std::size_t slot = panel * size + i, images = std::min(block, count - i);
@@ -428,7 +508,7 @@ void ImageTrunk::forward(const float* parameters, ImageWorkspace& workspace, std
       const float* bias = step.op.bias == kNone ? nullptr : parameters + step.op.bias;
       if (at_once && step.of_panels)
         forward_together(step, bias, workspace, slot, images);
-      else
+      else if (!step.sparse || !forward_sparse(step, bias, workspace, slot, images))
         for (std::size_t k = 0; k < images; ++k) forward_step(step, bias, workspace, slot + k);
     }
   }
@@ -444,6 +524,8 @@ void ImageTrunk::forward(const float* parameters, ImageWorkspace& workspace, std
 
 // Of one image.
 void ImageTrunk::forward_step(const Step& step, const float* bias, ImageWorkspace& workspace, std::size_t slot) const {
+  if (frames_ && step.in[0] == 0 && frames_->reads(image(workspace, slot), workspace.frames_))
+    return frames_->convolve(bias, step.relu, workspace.frames_, maps_of(workspace, step.out, slot, false).first);
   for (std::size_t k = 0; k < step.op.input_count(); ++k)
     if (step.in[k] == 0) read_image(image(workspace, slot), workspace, amx_ != nullptr);
   const float* x = map(workspace, step.in[0], slot);
@@ -475,6 +557,13 @@ void ImageTrunk::forward_together(const Step& step, const float* bias, ImageWork
   panels_->convolve(step.forward, images, {in.first, in.image, in.row},
                     workspace.panel_parts_.data() + step.panel_parts, bias, step.relu, false, nullptr,
                     maps_of(workspace, step.out, slot, false));
+}
+
+bool ImageTrunk::forward_sparse(const Step& step, const float* bias, ImageWorkspace& workspace, std::size_t slot,
+                                std::size_t images) const {
+  return kernels_.of_sparse->convolve(step.runs, images, read_maps_of(workspace, step.in[0], slot, false),
+                                      workspace.weights_.data() + step.weights, bias, step.relu, nullptr,
+                                      maps_of(workspace, step.out, slot, false));
 }
 
 void ImageTrunk::convolve(const Step& step, const float* x, const float* weights, const float* bias, float* y) const {
@@ -541,6 +630,7 @@ void ImageTrunk::begin_backward(const float* parameters, ImageWorkspace& workspa
   for (const Step& step : steps_) {
     if (step.op.kind != OpKind::conv2d || step.in[0] == 0) continue;
     if (any_alone || !step.of_panels) pack_for_inputs(step, workspace);
+    if (step.sparse_back) pack_back_runs(step, workspace);
     if (!any_together || !step.of_panels) continue;
     const std::size_t taps = step.backward.kernel[0] * step.backward.kernel[1];
     const std::size_t out = step.backward.in, in = step.backward.out;
@@ -550,6 +640,7 @@ void ImageTrunk::begin_backward(const float* parameters, ImageWorkspace& workspa
     panels_->pack(step.backward, workspace.scratch_.data(), workspace.back_parts_.data() + step.back_parts);
   }
   std::fill_n(workspace.weight_gradients_.data(), weights_, 0.0f);
+  if (frames_) frames_->begin_gradients(workspace.frames_);
 }
 
 void ImageTrunk::backward_panel(ImageWorkspace& workspace, std::size_t panel, const float* slopes) const {
@@ -561,16 +652,21 @@ void ImageTrunk::backward_panel(ImageWorkspace& workspace, std::size_t panel, co
                          workspace.last_slopes_.data() + y * last.row() + last.inside() + x * last.channels,
                          floats(last));
   const bool at_once = together(count);
-  const std::size_t block = at_once ? count : 1;
+  const std::size_t shares = (count + kSparseImages - 1) / kSparseImages;
+  const std::size_t block = sparse_ ? (count + shares - 1) / shares : at_once ? count : 1;
   workspace.read_ = nullptr;
+  workspace.frames_.forget();
   for (std::size_t i = 0; i < count; i += block) {
+    const std::size_t images = std::min(block, count - i);
     workspace.first_ = panel * size + i;
     for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {
       const bool of_bytes = bytes_of_panels_ && step->in[0] == 0;
       if (at_once && (step->of_panels || of_bytes))
-        backward_together(*step, workspace, workspace.first_, count);
+        backward_together(*step, workspace, workspace.first_, images);
+      else if (step->sparse_gradients || step->sparse_back)
+        backward_sparse(*step, workspace, workspace.first_, images);
       else
-        for (std::size_t k = 0; k < block; ++k) backward_step(*step, workspace, workspace.first_ + k);
+        for (std::size_t k = 0; k < images; ++k) backward_step(*step, workspace, workspace.first_ + k);
     }
   }
 }
@@ -579,12 +675,14 @@ void ImageTrunk::backward_panel(ImageWorkspace& workspace, std::size_t panel, co
 void ImageTrunk::backward_step(const Step& step, ImageWorkspace& workspace, std::size_t slot) const {
   const Op& op = step.op;
   const std::size_t whole = floats(shapes_[step.out]);
-  if (op.kind == OpKind::conv2d && step.in[0] == 0) read_image(image(workspace, slot), workspace, false);
   const float *x = map(workspace, step.in[0], slot), *y = map(workspace, step.out, slot);
   float* dy = slope(workspace, step.out, slot);
   if (step.relu && !step.gated) kernels_.relu_backward(dy, y, dy, whole, false);
   if (op.kind == OpKind::conv2d) {
-    add_weight_gradients(step, x, dy, workspace.weight_gradients_.data() + step.weights);
+    if (step.in[0] == 0)
+      add_first_gradients(step, workspace, slot, dy);
+    else
+      add_weight_gradients(step, x, dy, workspace.weight_gradients_.data() + step.weights);
     add_bias_gradients(step, dy, workspace.weight_gradients_.data() + step.weights);
   }
   for (std::size_t k = 0; k < op.input_count(); ++k) {
@@ -616,8 +714,7 @@ void ImageTrunk::backward_together(const Step& step, ImageWorkspace& workspace, 
       kernels_.relu_backward(dy, map(workspace, step.out, slot + k), dy, floats(shapes_[step.out]), false);
     add_bias_gradients(step, dy, gradients);
   }
-  const PanelMaps<float> of_result = maps_of(workspace, step.out, slot, true);
-  const PanelMaps<const float> slopes = {of_result.first, of_result.image, of_result.row};
+  const PanelMaps<const float> slopes = read_maps_of(workspace, step.out, slot, true);
   if (!step.of_panels) {
     const Window& w = step.op.window;
     return panels_->add_byte_gradients(first_, images, static_cast<const std::uint8_t*>(image(workspace, slot)),
@@ -627,6 +724,51 @@ void ImageTrunk::backward_together(const Step& step, ImageWorkspace& workspace, 
   panels_->add_gradients(step.forward, images, {in.first, in.image, in.row}, slopes, gradients);
   panels_->convolve(step.backward, images, slopes, workspace.back_parts_.data() + step.back_parts, nullptr, false,
                     step.adds[0], step.gates_input ? in.first : nullptr, maps_of(workspace, step.in[0], slot, true));
+}
+
+// A convolution with a ReLU.
+void ImageTrunk::backward_sparse(const Step& step, ImageWorkspace& workspace, std::size_t slot,
+                                 std::size_t images) const {
+  const bool of_input = step.in[0] == 0;
+  float* gradients = workspace.weight_gradients_.data() + step.weights;
+  const auto slopes = [&](std::size_t k) { return read_maps_of(workspace, step.out, slot + k, true); };
+  const auto input = [&](std::size_t k) { return read_maps_of(workspace, step.in[0], slot + k, false); };
+  for (std::size_t k = 0; k < images; ++k) {
+    float* dy = slope(workspace, step.out, slot + k);
+    if (!step.gated)
+      kernels_.relu_backward(dy, map(workspace, step.out, slot + k), dy, floats(shapes_[step.out]), false);
+    add_bias_gradients(step, dy, gradients);
+    if (of_input)
+      add_first_gradients(step, workspace, slot + k, dy);
+    else if (!step.sparse_gradients)
+      add_weight_gradients(step, map(workspace, step.in[0], slot + k), dy, gradients);
+  }
+  if (of_input) return;
+  if (step.sparse_gradients) kernels_.of_sparse->add_gradients(step.runs, images, input(0), slopes(0), gradients);
+  if (step.sparse_back && kernels_.of_sparse->convolve(step.back_runs, images, slopes(0),
+                                                       workspace.back_run_weights_.data() + step.back_run_weights,
+                                                       nullptr, false, step.gates_input ? input(0).first : nullptr,
+                                                       maps_of(workspace, step.in[0], slot, true)))
+    return;
+  for (std::size_t k = 0; k < images; ++k)
+    input_gradients(step, slope(workspace, step.out, slot + k), workspace.back_weights_.data() + step.back_weights,
+                    step.gates_input ? map(workspace, step.in[0], slot + k) : nullptr,
+                    slope(workspace, step.in[0], slot + k));
+}
+
+// Of a convolution of the image.
+void ImageTrunk::add_first_gradients(const Step& step, ImageWorkspace& workspace, std::size_t slot,
+                                     const float* dy) const {
+  const void* from = image(workspace, slot);
+  float* gradients = workspace.weight_gradients_.data() + step.weights;
+  if (frames_ && frames_->reads(from, workspace.frames_))
+    return frames_->add_gradients(dy + shapes_[step.out].inside(), workspace.frames_);
+  read_image(from, workspace, false);
+  if (step.sparse_gradients)
+    kernels_.of_sparse->add_gradients(step.runs, 1, read_maps_of(workspace, 0, slot, false),
+                                      read_maps_of(workspace, step.out, slot, true), gradients);
+  else
+    add_weight_gradients(step, workspace.input_.data(), dy, gradients);
 }
 
 // Adds to gradients (row, column, in, out).
@@ -722,6 +864,7 @@ void ImageTrunk::end_backward(float* gradients, ImageWorkspace& workspace, bool 
     else
       std::copy_n(from, count, to);
   };
+  if (frames_) frames_->end_gradients(workspace.frames_, workspace.weight_gradients_.data() + steps_.front().weights);
   for (const Step& step : steps_) {
     if (step.op.kind != OpKind::conv2d) continue;
     const Window& w = step.op.window;

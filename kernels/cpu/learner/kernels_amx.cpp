@@ -275,6 +275,7 @@ LearnerKernels table_of(const char* name) {
   LearnerKernels table = *avx512_learner_kernels();
   table.name = name;
   table.sparse = false;
+  table.of_sparse = nullptr;
   table.of_bytes = &byte_convolution_kernels();
   table.of_panels = &panel_convolution_kernels(Parts < kParts);
   table.gemm = gemm<Parts>;

@@ -1,11 +1,13 @@
 // The learner's loops in AVX2 with fused multiply-add.
 #include "pearl/aligned.hpp"
 #include "pearl/learner/kernels.hpp"
+#include "pearl/learner/sparse_convolution.hpp"
 
 #if defined(__x86_64__)
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -72,6 +74,14 @@ PEARL_OP F keep_bits(F a, std::uint32_t bits) {
   return _mm256_and_ps(a, _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, each)));
 }
 PEARL_OP F spread_number(const float* x) { return spread(x); }
+PEARL_OP F spread_short(std::int16_t x) { return _mm256_cvtepi32_ps(_mm256_set1_epi32(x)); }
+PEARL_OP std::uint16_t nonzero_shorts(const std::int16_t* x) {
+  const auto* const halves = reinterpret_cast<const __m128i*>(x);
+  const __m128i none = _mm_setzero_si128();
+  const __m128i zeros = _mm_packs_epi16(_mm_cmpeq_epi16(_mm_loadu_si128(halves), none),
+                                        _mm_cmpeq_epi16(_mm_loadu_si128(halves + 1), none));
+  return static_cast<std::uint16_t>(~_mm_movemask_epi8(zeros));
+}
 PEARL_OP std::size_t lowest_bit(std::uint64_t bits) { return _tzcnt_u64(bits); }
 PEARL_OP float total(F a) {
   const __m128 half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));

@@ -1,11 +1,13 @@
 // The learner's loops in AVX-512.
 #include "pearl/aligned.hpp"
 #include "pearl/learner/kernels.hpp"
+#include "pearl/learner/sparse_convolution.hpp"
 
 #if defined(__x86_64__)
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -80,6 +82,11 @@ PEARL_OP F spread_number(const float* x) {
   std::memcpy(&bits, x, sizeof(bits));
   asm("" : "+r"(bits));
   return _mm512_castsi512_ps(_mm512_set1_epi32(bits));
+}
+PEARL_OP F spread_short(std::int16_t x) { return _mm512_cvtepi32_ps(_mm512_set1_epi32(x)); }
+PEARL_OP std::uint16_t nonzero_shorts(const std::int16_t* x) {
+  const __m256i numbers = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+  return _mm256_test_epi16_mask(numbers, numbers);
 }
 PEARL_OP std::size_t lowest_bit(std::uint64_t bits) { return _tzcnt_u64(bits); }
 PEARL_OP float total(F a) { return _mm512_reduce_add_ps(a); }

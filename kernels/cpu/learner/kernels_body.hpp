@@ -712,6 +712,7 @@ constexpr LearnerKernels table_of(const char* name) {
           0,
           nullptr,
           nullptr,
+          nullptr,
           kPpoKernels,
           gemm,
           turned_gemm,

@@ -11,10 +11,12 @@
 //   bits_nonzero(a)    bit i: whether it is no zero, as is a NaN
 //   keep_bits(a, bits) zero where a bit is not set
 //   spread_number(x)   spread(x), where loads of vectors are what is waited for
+//   spread_short(x), nonzero_shorts(x)  the same of an int16 number, and of 16 of them
 //   lowest_bit(bits)   the number of the lowest bit that is set, 64 without any
 
 constexpr std::size_t kSparse = 64;          // inputs and outputs of a part of a layer
-constexpr std::size_t kWidestSparse = 1024;  // of all of them
+constexpr std::size_t kWidestSparse = 4096;  // of all of them
+constexpr std::size_t kWide = 1024;          // of all of them, beyond which memory is what is waited for
 constexpr std::size_t kSparseVectors = kSparse / kLanes;
 constexpr std::size_t kTogether = kSparseVectors <= 4 ? 4 : 1;  // transitions that share a load of weights
 constexpr std::size_t kLeastTransitions = 16;                   // for which all this is worth it (measured)
@@ -67,9 +69,32 @@ PEARL_INLINE void keep_in_row(F* row, std::uint64_t bits) {
     row[v] = keep_bits(row[v], static_cast<std::uint32_t>(bits >> (v * kLanes)) & ((std::uint32_t{1} << kLanes) - 1));
 }
 
-// Adds `numbers`[i] times rows[i] for each bit i of `which`; without numbers, the rows alone. numbers[64] and rows[64]
-// are zeros, which a second one of a pair is if there is none.
-PEARL_INLINE void add_rows(std::uint64_t which, const float* numbers, const SparseRow* rows, F* sums) {
+// Rows of 64 numbers: one behind the other, of which the 65th are zeros.
+struct NextRows {
+  const SparseRow* rows;
+
+  static std::size_t number(std::size_t i) { return i % kSparse; }
+  PEARL_INLINE const float* row(std::size_t i) const { return rows[i]; }
+  PEARL_INLINE F vector(const float* row, std::size_t v) const { return load(row + v * kLanes); }
+};
+// Anywhere, at most 64 of them, of which the second half lies `gap` floats behind the first. The 65th number is a zero.
+struct RunsAt {
+  const float* const* runs;
+  std::size_t from;
+  std::ptrdiff_t gap;
+
+  static std::size_t number(std::size_t i) { return i; }
+  PEARL_INLINE const float* row(std::size_t i) const { return runs[i % kSparse] + from; }
+  PEARL_INLINE F vector(const float* row, std::size_t v) const {
+    constexpr std::size_t kFirst = kSparseVectors / 2;
+    return v < kFirst ? load(row + v * kLanes) : load(row + gap + (v - kFirst) * kLanes);
+  }
+};
+
+// Adds `numbers`[i] times row i for each bit i of `which`; `Alone`, the rows alone. If there is no second one of a pair,
+// its row or its number is zero.
+template <bool Alone, class Rows>
+PEARL_INLINE void add_rows(std::uint64_t which, const float* numbers, const Rows& rows, F* sums) {
   constexpr std::size_t kChains = kSparseVectors <= 4 ? 2 : 1;
   F chains[kChains][kSparseVectors];
 #pragma GCC unroll 16
@@ -80,20 +105,20 @@ PEARL_INLINE void add_rows(std::uint64_t which, const float* numbers, const Spar
     which &= which - 1;
     const std::size_t two = lowest_bit(which);
     which &= which - 1;
-    const float *first = rows[one], *second = rows[two];
-    if (numbers != nullptr) {
-      const F left = spread_number(numbers + one), right = spread_number(numbers + two);
+    const float *const first = rows.row(one), *const second = rows.row(two);
+    if constexpr (!Alone) {
+      const F left = spread_number(numbers + one), right = spread_number(numbers + Rows::number(two));
 #pragma GCC unroll 16
       for (std::size_t v = 0; v < kSparseVectors; ++v)
-        chains[0][v] = multiply_add(left, load(first + v * kLanes), chains[0][v]);
+        chains[0][v] = multiply_add(left, rows.vector(first, v), chains[0][v]);
 #pragma GCC unroll 16
       for (std::size_t v = 0; v < kSparseVectors; ++v)
-        chains[kChains - 1][v] = multiply_add(right, load(second + v * kLanes), chains[kChains - 1][v]);
+        chains[kChains - 1][v] = multiply_add(right, rows.vector(second, v), chains[kChains - 1][v]);
     } else {
 #pragma GCC unroll 16
-      for (std::size_t v = 0; v < kSparseVectors; ++v) chains[0][v] += load(first + v * kLanes);
+      for (std::size_t v = 0; v < kSparseVectors; ++v) chains[0][v] += rows.vector(first, v);
 #pragma GCC unroll 16
-      for (std::size_t v = 0; v < kSparseVectors; ++v) chains[kChains - 1][v] += load(second + v * kLanes);
+      for (std::size_t v = 0; v < kSparseVectors; ++v) chains[kChains - 1][v] += rows.vector(second, v);
     }
   }
 #pragma GCC unroll 16
@@ -163,8 +188,7 @@ inline float* sparse_memory(std::size_t floats) {
   if (memory.size() < floats) memory = AlignedArray<float>(floats);
   return memory.data();
 }
-// Rows are an odd number of cache lines long: with a power of two they would share few cache sets. A zero follows the
-// numbers.
+// Rows are an odd number of cache lines long: with a power of two they would share few cache sets.
 constexpr std::size_t sparse_row(std::size_t width) { return width + 16; }
 
 // `Gated`: the products are those of a backward pass. `Single`: its first one has one term, which is the same for all
@@ -180,11 +204,14 @@ class SparseChain {
         first_(chain.first),
         g_(chain.second),
         third_(chain.third),
-        keeps_(chain.keeps_second || third_.m == 0) {
+        keeps_(chain.keeps_second || third_.m == 0),
+        stretch_(Narrow                             ? kLanes
+                 : std::max(g_.m, g_.depth) > kWide ? kFewer
+                                                    : kMany) {
     const std::size_t first_floats = Gated ? 0 : first_.depth * taken_width();
     const std::size_t sizes[] = {
-        kStretch * taken_row(),  kStretch * made_row(),        kStretch * third_.m * kLanes, first_floats,
-        third_.m * made_width(), 2 * kStretch * taken_words(), 2 * kStretch * made_words()};
+        stretch() * taken_row(), stretch() * made_row(),        stretch() * third_.m * kLanes, first_floats,
+        third_.m * made_width(), 2 * stretch() * taken_words(), 2 * stretch() * made_words()};
     std::size_t floats = 0;
     for (const std::size_t size : sizes) floats += round_up(size, kCacheLine / sizeof(float));
     float* at = sparse_memory(floats);
@@ -210,8 +237,8 @@ class SparseChain {
     prepare();
     if (Narrow) prepare(0, 0, weights);
     const std::size_t columns = g_.columns();
-    for (std::size_t begin = 0; begin < columns; begin += kStretch) {
-      const std::size_t end = columns - begin < kStretch ? columns : begin + kStretch;
+    for (std::size_t begin = 0; begin < columns; begin += stretch()) {
+      const std::size_t end = columns - begin < stretch() ? columns : begin + stretch();
       std::size_t numbers = 0, counted = 0;
       for (std::size_t at = begin; at < end; at += kLanes) {
         const Block block{this, begin, at};
@@ -225,7 +252,8 @@ class SparseChain {
       for (std::size_t to = 0; to < made_words(); ++to)
         for (std::size_t from = 0; from < taken_words(); ++from) {
           if (!Narrow) prepare(to, from, weights);
-          multiply(begin, counted, to, from, weights);
+          const bool ends = from + 1 == taken_words();
+          multiply(begin, counted, to, from, weights, Ahead(g_, ends ? to + 1 : to, ends ? 0 : from + 1));
         }
       for (std::size_t at = begin; at < end; at += kLanes) finish({this, begin, at});
     }
@@ -233,7 +261,10 @@ class SparseChain {
   }
 
  private:
-  static constexpr std::size_t kStretch = Narrow ? kLanes : 256;
+  // Transitions that go through each part of the weights in turn: fewer of wide layers, whose numbers would leave the L2
+  // cache.
+  static constexpr std::size_t kMany = 256, kFewer = 64;
+  std::size_t stretch() const { return Narrow ? kLanes : stretch_; }
   // Of what the second product takes, and of what it makes.
   std::size_t taken_width() const { return Narrow ? kSparse : g_.depth; }
   std::size_t made_width() const { return Narrow ? kSparse : g_.m; }
@@ -266,8 +297,26 @@ class SparseChain {
     return signs + block.number * (made_width() + taken_width());
   }
 
+  // A block of weights that is prepared next: its rows lie so far apart that a processor does not foresee them.
+  struct Ahead {
+    Ahead(const Gemm& g, std::size_t to, std::size_t from)
+        : row(g.a_step == 1 ? g.a_row : g.a_step),
+          next(g.a + static_cast<std::ptrdiff_t>(to * kSparse) * g.a_row +
+               static_cast<std::ptrdiff_t>(from * kSparse) * g.a_step),
+          left(Narrow || to * kSparse >= g.m ? 0 : kSparse) {}
+    PEARL_INLINE void fetch() {
+      if (left == 0) return;
+#pragma GCC unroll 4
+      for (std::size_t i = 0; i < kSparse; i += 16) __builtin_prefetch(next + i, 0, 2);
+      next += row;
+      --left;
+    }
+    std::ptrdiff_t row;
+    const float* next;
+    std::size_t left;
+  };
+
   PEARL_SIMD void prepare() {
-    for (std::size_t s = 0; s < kStretch; ++s) taken_[s * taken_row() + taken_width()] = 0.0f;
     for (std::size_t w = 0; w < taken_words() && !Gated && first_.m > 0; ++w)
       turn_weights(first_, w * kSparse, 0, first_.depth, first_weights(w));
     for (std::size_t o = 0; o < third_.m; ++o) {
@@ -328,8 +377,10 @@ class SparseChain {
     if constexpr (Gated) {
       if (chain_.second_signs != nullptr)
         std::memcpy(signs(block), left(chain_.second_signs, block), block.count * made_words() * sizeof(*bits));
-      else
+      else if (g_.gate != nullptr)
         above(g_.gate + block.in(g_.c_panel), made_words(), block.count, signs(block));
+      else
+        std::memset(signs(block), 0xFF, block.count * made_words() * sizeof(*bits));
     }
   }
   // Which gates of a panel's columns are above zero.
@@ -352,7 +403,7 @@ class SparseChain {
 
   // 64 steps of the second product for 64 numbers of each transition of a stretch.
   PEARL_SIMD void multiply(std::size_t begin, std::size_t count, std::size_t to, std::size_t from,
-                           const SparseRow* weights) {
+                           const SparseRow* weights, Ahead ahead) {
     const bool starts = from == 0, ends = from + 1 == taken_words(), keeps = keeps_;
     const std::size_t f = to * kSparse, third_rows = third_.m;
     // Local copies: the compiler knows that no store of a vector changes them.
@@ -367,6 +418,10 @@ class SparseChain {
     const bool notes = !Gated && chain_.second_signs != nullptr;
     for (std::size_t s = 0; s < count; ++s, passing += passing_words, signed_row += signed_words, taken += taken_step,
                      row += made_step, end_row += kLanes) {
+      if constexpr (!Narrow) {
+        ahead.fetch();
+        ahead.fetch();
+      }
       F sums[kSparseVectors];
       if (!starts)
         load_row(row, sums);
@@ -374,7 +429,7 @@ class SparseChain {
         load_row(bias, sums);
       else
         zero_row(sums);
-      add_rows(*passing, Single ? nullptr : taken, weights, sums);
+      add_rows<Single>(*passing, taken, NextRows{weights}, sums);
       if (!ends) {
         store_row(row, sums);
         continue;
@@ -393,7 +448,7 @@ class SparseChain {
       if (keeps) store_row(row, sums);
       for (std::size_t o = 0; o < third_rows; ++o) {
         const float* const third = thirds + o * third_row;
-        float* const sum = end_row + o * kStretch * kLanes;
+        float* const sum = end_row + o * stretch() * kLanes;
         F found = sums[0] * load(third);
 #pragma GCC unroll 16
         for (std::size_t v = 1; v < kSparseVectors; ++v) found = multiply_add(sums[v], load(third + v * kLanes), found);
@@ -411,7 +466,7 @@ class SparseChain {
     for (std::size_t o = 0; o < third_.m; ++o, c += third_.c_row) {
       F sums[kLanes];
       for (std::size_t s = 0; s < kLanes; ++s)
-        sums[s] = s < block.count ? load(ends_ + (o * kStretch + block.place + s) * kLanes) : zero();
+        sums[s] = s < block.count ? load(ends_ + (o * stretch() + block.place + s) * kLanes) : zero();
       F end = totals(sums);
       if (third_.bias != nullptr) end += spread(third_.bias + o);
       store(c, end);
@@ -421,6 +476,7 @@ class SparseChain {
   const Chain& chain_;
   const Gemm &first_, &g_, &third_;
   const bool keeps_;
+  const std::size_t stretch_;
   float *taken_, *made_, *ends_, *first_weights_, *third_weights_;
   std::uint64_t *passes_, *signs_;
 };
@@ -429,15 +485,17 @@ class SparseChain {
 bool fits_sparse(const Chain& chain) {
   const Gemm &first = chain.first, &g = chain.second, &third = chain.third;
   const auto is_wide = [](std::size_t width) { return width > 0 && width % kSparse == 0 && width <= kWidestSparse; };
-  const auto is_taken = [](const Gemm& gemm) {
-    return gemm.is_of_panels(kPanel) &&
-           ((gemm.is_rectified() && gemm.a_step == 1) || (gemm.is_gated() && gemm.a_row == 1));
-  };
-  if (chain.transitions < kLeastTransitions || !is_wide(g.m) || !is_wide(g.depth) || !is_taken(g) ||
+  const auto is_forward = [](const Gemm& gemm) { return gemm.is_rectified() && gemm.a_step == 1; };
+  const auto is_backward = [](const Gemm& gemm) { return gemm.is_gated() && gemm.a_row == 1; };
+  const bool backward = first.m > 0 ? is_backward(first) : is_backward(g);
+  if (chain.transitions < kLeastTransitions || !is_wide(g.m) || !is_wide(g.depth) || !g.is_of_panels(kPanel) ||
       g.columns() % kLanes != 0 || (g.panels > 1 && g.n != kPanel))
     return false;
+  // The last product of a backward pass may have no gate.
+  if (!(backward ? is_backward(g) || (g.is_plain() && g.bias == nullptr && g.a_row == 1) : is_forward(g))) return false;
   if (third.m > 0 && (third.m > Chain::kMostRows || !third.is_plain() || !third.is_of_panels(kPanel))) return false;
-  return first.m == 0 || (first.depth <= Chain::kMostTerms && is_taken(first) && first.relu == g.relu);
+  return first.m == 0 || (first.depth <= Chain::kMostTerms && first.is_of_panels(kPanel) &&
+                          (backward ? is_backward(first) : is_forward(first)));
 }
 
 template <bool Gated, bool Single>
@@ -449,7 +507,7 @@ bool multiply_sparse(const Chain& chain) {
 bool sparse_chain(const Chain& chain) {
   const bool signs = chain.first_signs != nullptr || chain.second_signs != nullptr;
   if (fits_sparse(chain)) {
-    const bool gated = chain.second.gate != nullptr, single = chain.first.m > 0 && chain.first.depth == 1;
+    const bool gated = !chain.second.relu, single = chain.first.m > 0 && chain.first.depth == 1;
     const auto multiply = !gated   ? multiply_sparse<false, false>
                           : single ? multiply_sparse<true, true>
                                    : multiply_sparse<true, false>;
@@ -542,7 +600,6 @@ class SparseGradient {
       bias += slope;
       if constexpr (!Single) store(slopes_ + o * kSlopes + s, slope);
     }
-    if constexpr (!Single) slopes_[o * kSlopes + kPart] = 0.0f;
     store(of_bias_ + o * kLanes, bias);
     bits_[o] = which;
   }
@@ -572,10 +629,16 @@ class SparseGradient {
     const std::uint64_t* const bits = bits_;
     const float *const slopes = slopes_, *const factors = made_.a;
     float* weights = g_.weights + word * kSparse;
+    const bool far = inputs > kWide;  // so far apart are rows of weights that a processor does not foresee the next one
     for (std::size_t o = 0; o < outputs; ++o, weights += inputs) {
+      if (far) {
+        const float* const next = o + 2 < outputs ? weights + 2 * inputs : weights;
+#pragma GCC unroll 4
+        for (std::size_t i = 0; i < kSparse; i += 16) __builtin_prefetch(next + i, 1, 3);
+      }
       F sums[kSparseVectors];
       zero_row(sums);
-      add_rows(bits[o], Single ? nullptr : slopes + o * kSlopes, x, sums);
+      add_rows<Single>(bits[o], slopes + o * kSlopes, NextRows{x}, sums);
       if constexpr (Single) scale_row(sums, spread(factors + o));
 #pragma GCC unroll 16
       for (std::size_t v = 0; v < kSparseVectors && adds; ++v) sums[v] += load(weights + v * kLanes);
@@ -597,9 +660,12 @@ void sparse_gradient(const LayerGradient& gradient) {
     SparseGradient<false>(gradient).run();
 }
 
+#include "sparse_convolution_body.hpp"
+
 constexpr LearnerKernels sparse_table_of(const char* name) {
   LearnerKernels table = table_of(name);
   table.sparse = true;
+  table.of_sparse = &kSparseConvolutionKernels;
   table.chain = sparse_chain;
   table.unit = kSparse;
   table.widest = kWidestSparse;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "check.hpp"
@@ -16,6 +17,7 @@
 #include "pearl/learner/byte_convolution.hpp"
 #include "pearl/learner/dqn.hpp"
 #include "pearl/learner/panel_convolution.hpp"
+#include "pearl/learner/sparse_convolution.hpp"
 #include "pearl/learner/team.hpp"
 #include "pearl/normal.hpp"
 
@@ -812,12 +814,13 @@ void test_bytes_in_amx() {
   }
 }
 
-// Outputs and gradients of a network of images, with the kernels that are selected.
+// Outputs and gradients of a network of images, floats or bytes, with the kernels that are selected.
 struct OfImages {
-  OfImages(std::size_t inputs, const std::vector<Op>& ops, const Floats& parameters, const Floats& images,
+  template <class T>
+  OfImages(std::size_t inputs, const std::vector<Op>& ops, const Floats& parameters, const std::vector<T>& images,
            const Floats& slopes)
       : gradients(parameters.size()) {
-    const Network network(inputs, ops, parameters.size());
+    const Network network(inputs, ops, parameters.size(), std::is_same_v<T, std::uint8_t>);
     const std::size_t rows = images.size() / inputs, outputs = network.output_width();
     const std::size_t panel = network.kernels().panel, panels = (rows + panel - 1) / panel;
     const std::size_t last_columns = network.last_columns(rows, rows);
@@ -901,6 +904,122 @@ void test_images_together_in_amx() {
     CHECK(distance(rough.gradients, expected.gradients) < 1e-2);  // a ReLU may decide otherwise
     CHECK(rough.values != found.values);
   }
+}
+
+// Networks of images as convolutions take them that leave out zeros.
+struct SparseImages {
+  std::vector<Op> ops;
+  std::size_t parameters = 0, inputs;
+
+  explicit SparseImages(std::size_t pixels) : inputs(pixels) {}
+
+  void convolve(std::size_t channels, const Window& window) {
+    Op op{OpKind::conv2d, {last(), kNone}, 0, signed_of(parameters)};
+    std::size_t size[2];
+    const std::size_t of[2] = {window.height, window.width};
+    for (int k = 0; k < 2; ++k) size[k] = (of[k] + 2 * window.padding[k] - window.kernel[k]) / window.stride[k] + 1;
+    op.width = channels * size[0] * size[1];
+    op.window = window;
+    parameters += channels * window.channels * window.kernel[0] * window.kernel[1];
+    op.bias = signed_of(parameters);
+    parameters += channels;
+    ops.push_back(op);
+  }
+  void follow(OpKind kind) { ops.push_back({kind, {last(), kNone}, ops.back().width}); }
+  void linear(std::size_t width) {
+    Op op{OpKind::linear, {last(), kNone}, width, signed_of(parameters)};
+    parameters += width * ops.back().width;
+    op.bias = signed_of(parameters);
+    parameters += width;
+    ops.push_back(op);
+  }
+  std::ptrdiff_t last() const { return signed_of(ops.size()); }
+  static std::ptrdiff_t signed_of(std::size_t value) { return static_cast<std::ptrdiff_t>(value); }
+
+  template <class T>
+  void check(const std::string& name, const std::vector<T>& images, std::uint32_t seed) const {
+    const Floats weights = random_floats(parameters, seed, 0.1f);
+    for (const std::size_t rows : {images.size() / inputs, std::size_t{17}, std::size_t{1}}) {
+      const std::vector<T> x(images.begin(), images.begin() + signed_of(rows * inputs));
+      const Floats slopes = random_floats(rows * ops.back().width, seed + 1);
+      select_learner_kernels("plain");
+      const OfImages expected(inputs, ops, weights, x, slopes);
+      select_learner_kernels(name);
+      const OfImages found(inputs, ops, weights, x, slopes);
+      CHECK(distance(found.values, expected.values) < 2e-6);
+      CHECK(distance(found.gradients, expected.gradients) < 2e-6);
+    }
+  }
+};
+
+// Images of four frames in which a few pixels change from one to the next, of bytes that differ from image to image; or
+// whatever bytes.
+std::vector<std::uint8_t> frames(std::size_t images, std::size_t positions, bool alike) {
+  std::vector<std::uint8_t> bytes(images * 4 * positions);
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    const std::uint32_t mixed = static_cast<std::uint32_t>(i) * 2654435761u >> 16, frame = i / positions % 4;
+    const std::size_t image = i / (4 * positions);
+    const bool moves = !alike || mixed % 16 == frame;
+    bytes[i] = static_cast<std::uint8_t>(moves ? mixed >> 8 : 3 + 5 * image);
+  }
+  return bytes;
+}
+
+void test_sparse_images(const std::string& name) {
+  select_learner_kernels(name);
+  if (learner_kernels().of_sparse == nullptr) return;
+
+  // As in Atari; the next to last convolution's slopes come from two operations.
+  constexpr std::size_t kHeight = 36, kWidth = 44, kPixels = 4 * kHeight * kWidth;
+  SparseImages nature(kPixels);
+  nature.convolve(32, {4, kHeight, kWidth, {8, 8}, {4, 4}, {0, 0}});
+  nature.follow(OpKind::relu);
+  nature.convolve(64, {32, 8, 10, {4, 4}, {2, 2}, {0, 0}});
+  nature.follow(OpKind::relu);
+  nature.convolve(64, {64, 3, 4, {3, 3}, {1, 1}, {1, 1}});
+  nature.follow(OpKind::relu);
+  nature.ops.push_back({OpKind::add, {4, 6}, nature.ops.back().width});
+  nature.convolve(64, {64, 3, 4, {3, 3}, {1, 1}, {0, 1}});
+  nature.follow(OpKind::relu);
+  nature.follow(OpKind::flatten);
+  nature.linear(128);
+  nature.follow(OpKind::relu);
+  nature.linear(7);
+  for (const bool alike : {true, false}) nature.check(name, frames(48, kHeight * kWidth, alike), 61);
+  auto mixed = frames(48, kHeight * kWidth, true), random = frames(48, kHeight * kWidth, false);
+  for (std::size_t i = 0; i < mixed.size(); ++i)
+    if (i / kPixels % 3 == 1) mixed[i] = random[i];
+  nature.check(name, mixed, 61);
+
+  // Strides and kernels that differ by direction, paddings, twice 64 channels, a convolution without a ReLU, and more
+  // than 1,024 features.
+  SparseImages other(3 * 11 * 10);
+  other.convolve(32, {3, 11, 10, {3, 3}, {1, 1}, {1, 1}});
+  other.follow(OpKind::relu);
+  other.convolve(128, {32, 11, 10, {4, 3}, {2, 1}, {1, 1}});
+  other.follow(OpKind::relu);
+  other.convolve(64, {128, 5, 10, {2, 1}, {1, 1}, {0, 0}});
+  other.convolve(64, {64, 4, 10, {3, 2}, {1, 2}, {1, 0}});
+  other.follow(OpKind::relu);
+  other.follow(OpKind::flatten);
+  other.linear(128);
+  other.follow(OpKind::relu);
+  other.linear(7);
+  other.check(name, random_floats(48 * other.inputs, 62), 63);
+
+  // Two convolutions of which the first's channel 5 is zero everywhere: an infinite weight of it gives no NaN.
+  SparseImages dead(4 * 12 * 12);
+  dead.convolve(32, {4, 12, 12, {8, 8}, {4, 4}, {0, 0}});
+  dead.follow(OpKind::relu);
+  dead.convolve(64, {32, 2, 2, {2, 2}, {2, 2}, {0, 0}});
+  dead.follow(OpKind::relu);
+  dead.follow(OpKind::flatten);
+  dead.linear(3);
+  Floats weights = random_floats(dead.parameters, 64, 0.1f);
+  weights[static_cast<std::size_t>(dead.ops[0].bias) + 5] = -1e9f;
+  weights[static_cast<std::size_t>(dead.ops[2].weight) + 5 * 4] = std::numeric_limits<float>::infinity();
+  const OfImages found(dead.inputs, dead.ops, weights, frames(20, 12 * 12, true), random_floats(20 * 3, 65));
+  CHECK(std::all_of(found.values.begin(), found.values.end(), [](float x) { return std::isfinite(x); }));
 }
 
 // Learners of vectors refuse networks of images.
@@ -1273,6 +1392,7 @@ int main() {
     test_gradients_of_images();
     test_bytes_in_amx();
     test_images_together_in_amx();
+    test_sparse_images(name);
     test_images_are_refused_where_they_are_unknown();
     test_training();
     test_masks();

@@ -3,19 +3,22 @@
 // A feature map is stored row by row, position by position, its channels next to each other, with margins of zeros left
 // and right of each row. Then the patch under a convolution's kernel is one contiguous run per row of the kernel, and
 // each row of a convolution, and of its input's gradient, is one product of matrices (Gemm) whose vectors run over
-// channels. So one sample is as fast as many, and a sample's maps stay in cache. Where the kernels can (AMX),
-// convolutions whose channels come in blocks of 32 take a panel's images together instead (panel_convolution.hpp).
+// channels. So one sample is as fast as many, and a sample's maps stay in cache. Where the kernels can, convolutions take
+// several images together instead: AMX (panel_convolution.hpp), and those that leave out zeros (sparse_convolution.hpp).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "pearl/aligned.hpp"
 #include "pearl/learner/byte_convolution.hpp"
+#include "pearl/learner/frame_convolution.hpp"
 #include "pearl/learner/kernels.hpp"
 #include "pearl/learner/op.hpp"
 #include "pearl/learner/panel_convolution.hpp"
+#include "pearl/learner/sparse_convolution.hpp"
 
 namespace pearl::learner {
 
@@ -55,11 +58,12 @@ class ImageWorkspace {
   AlignedArray<std::uint8_t> mixed_;  // a sample's bytes with channels last
   AlignedArray<std::uint16_t> whole_;  // the same in bfloat16, for AMX
   AlignedArray<std::uint16_t> parts_;  // the first convolution's weights for AMX
+  FrameConvolution::Workspace frames_;
   AlignedArray<std::uint16_t> panel_parts_, back_parts_;  // the weights of convolutions of panels
   AlignedArray<float> maps_;           // of each sample kept, but for the last map
   AlignedArray<float> last_maps_, last_slopes_;
-  AlignedArray<float> slopes_;  // gradients of maps: of one sample, or of a panel's
-  AlignedArray<float> weights_, back_weights_, weight_gradients_, scratch_;
+  AlignedArray<float> slopes_;  // gradients of maps, of the samples that are taken together
+  AlignedArray<float> weights_, back_weights_, back_run_weights_, weight_gradients_, scratch_;
 };
 
 class ImageTrunk {
@@ -100,6 +104,10 @@ class ImageTrunk {
     bool of_panels = false;                     // can take a panel's images together, in these two ways
     PanelConvolution forward{}, backward{};
     std::size_t panel_parts = 0, back_parts = 0;
+    // Whether it, its weights' gradient and its input's gradient can leave out zeros.
+    bool sparse = false, sparse_gradients = false, sparse_back = false;
+    SparseConvolution runs{}, back_runs{};
+    std::size_t back_run_weights = 0;
   };
 
   static std::size_t floats(const MapShape& shape);
@@ -109,23 +117,30 @@ class ImageTrunk {
 
   MapShape result_of(const Op& op, std::size_t index, std::vector<MapShape>& shapes) const;
   void plan(const std::vector<Op>& ops, const std::vector<MapShape>& shapes);
-  void use_amx();
+  bool plan_first();
   void use_panels();
+  void use_sparse();
   void widen_margins();
   // Whether so many images of a panel are taken together, one step after the other; else one image after the other.
-  bool together(std::size_t images) const { return panels_ != nullptr && images >= kLeastImages; }
+  bool together(std::size_t images) const { return sparse_ || (panels_ != nullptr && images >= kLeastImages); }
   const void* image(const ImageWorkspace& workspace, std::size_t slot) const;
   void read_image(const void* image, ImageWorkspace& workspace, bool whole) const;
+  void add_first_gradients(const Step& step, ImageWorkspace& workspace, std::size_t slot, const float* dy) const;
   void pack(const float* parameters, ImageWorkspace& workspace) const;
   void pack_for_inputs(const Step& step, ImageWorkspace& workspace) const;
+  void pack_back_runs(const Step& step, ImageWorkspace& workspace) const;
   PanelMaps<float> maps_of(ImageWorkspace& workspace, std::size_t map, std::size_t slot, bool slopes) const;
+  PanelMaps<const float> read_maps_of(ImageWorkspace& workspace, std::size_t map, std::size_t slot, bool slopes) const;
   void forward_step(const Step& step, const float* bias, ImageWorkspace& workspace, std::size_t slot) const;
   void forward_together(const Step& step, const float* bias, ImageWorkspace& workspace, std::size_t slot,
                         std::size_t images) const;
+  bool forward_sparse(const Step& step, const float* bias, ImageWorkspace& workspace, std::size_t slot,
+                      std::size_t images) const;
   void begin_backward(const float* parameters, ImageWorkspace& workspace, std::size_t panels) const;
   void backward_panel(ImageWorkspace& workspace, std::size_t panel, const float* slopes) const;
   void backward_step(const Step& step, ImageWorkspace& workspace, std::size_t slot) const;
   void backward_together(const Step& step, ImageWorkspace& workspace, std::size_t slot, std::size_t images) const;
+  void backward_sparse(const Step& step, ImageWorkspace& workspace, std::size_t slot, std::size_t images) const;
   void end_backward(float* gradients, ImageWorkspace& workspace, bool accumulate) const;
   void convolve(const Step& step, const float* x, const float* weights, const float* bias, float* y) const;
   void add_weight_gradients(const Step& step, const float* x, const float* dy, float* gradients) const;
@@ -140,6 +155,7 @@ class ImageTrunk {
   bool of_bytes_;
   const ByteConvolutionKernels* amx_ = nullptr;  // of the first step, if it is the only one that takes the input
   ByteConvolution first_{};
+  std::optional<FrameConvolution> frames_;           // the same, if it may take its frames' differences
   const PanelConvolutionKernels* panels_ = nullptr;  // if a step is of panels
   bool bytes_of_panels_ = false;                     // whether the weights' gradient of `first_` is
   std::vector<MapShape> shapes_;     // of the maps that are stored
@@ -147,6 +163,8 @@ class ImageTrunk {
   std::vector<Step> steps_;
   std::size_t map_floats_ = 0, weights_ = 0, back_weights_ = 0, largest_weights_ = 0;
   std::size_t panel_parts_ = 0, back_parts_ = 0;
+  bool sparse_ = false;  // whether any step is
+  std::size_t back_run_weights_ = 0;
 };
 
 }  // namespace pearl::learner

@@ -120,6 +120,7 @@ struct SquashSlopes {
 
 struct ByteConvolutionKernels;
 struct PanelConvolutionKernels;
+struct SparseConvolutionKernels;
 
 struct LearnerKernels {
   const char* name;
@@ -132,6 +133,7 @@ struct LearnerKernels {
   std::size_t remade;                        // most inputs of the layer before of which it makes x again
   const ByteConvolutionKernels* of_bytes;    // null without AMX
   const PanelConvolutionKernels* of_panels;  // the same
+  const SparseConvolutionKernels* of_sparse;  // null unless `sparse`
   PpoKernels ppo;
 
   // Any n; does not touch rows of c and b beyond n.
