@@ -38,7 +38,7 @@ from gymnasium import spaces
 from benchmarks import workload
 from benchmarks.peers import training
 from benchmarks.peers.torch_scripts import ActorCriticScript, Columns, DqnScript, Script
-from benchmarks.record import Row, shown, write
+from benchmarks.record import Row, by_kernels, shown, write
 from benchmarks.timing import DifferenceError, alternate_calls, one_thread, options
 from benchmarks.workload import Filled, Loop
 from pearl import _native
@@ -373,11 +373,8 @@ def main() -> None:
         rows += shown(measure_sampling(sampling_case, peers, repeats, 10 * repeat_s, max(ours, theirs)))
     for ppo_case in PPO_CASES[:1] if quick else PPO_CASES:
         rows += shown(measure_ppo(ppo_case, peers, repeats, 10 * repeat_s))
-    kernels = _native.selected_learner_kernels()
-    if not quick and len(peers) == len(PEERS) and kernels != "amx, high":
-        # Processors with AMX and others have a record each.
-        name = "learner" if kernels == "amx" else f"learner_{kernels}"
-        write(name, "make bench-learner", 1, rows, kernels=kernels)
+    if not quick and len(peers) == len(PEERS) and (name := by_kernels("learner")):
+        write(name, "make bench-learner", 1, rows, kernels=_native.selected_learner_kernels())
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from pearl import _native
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 ASSETS = ROOT / "docs" / "assets"
@@ -167,6 +169,15 @@ def note_of(origins: Mapping[str, Document], here: Document) -> dict[str, object
         for (commit_of, cpu), tasks in others.items()
     )
     return {"note": text} if text else {}
+
+
+def by_kernels(name: str) -> str:
+    """The record of a benchmark of the native learner: processors with AMX and others have one each.
+
+    Empty if its products are reduced to 16 bits, which nobody records.
+    """
+    kernels = _native.selected_learner_kernels()
+    return "" if kernels == "amx, high" else name if kernels == "amx" else f"{name}_{kernels}"
 
 
 def write(name: str, command: str, threads: int, rows: Sequence[Row], **more: object) -> Path:

@@ -69,15 +69,19 @@ PEARL_INLINE void keep_in_row(F* row, std::uint64_t bits) {
     row[v] = keep_bits(row[v], static_cast<std::uint32_t>(bits >> (v * kLanes)) & ((std::uint32_t{1} << kLanes) - 1));
 }
 
-// Rows of 64 numbers: one behind the other, of which the 65th are zeros.
+// Rows of 64 numbers: one behind the other. Row 64 and number 64 are zeros.
 struct NextRows {
   const SparseRow* rows;
 
-  static std::size_t number(std::size_t i) { return i % kSparse; }
+  static std::size_t number(std::size_t i) { return i; }
   PEARL_INLINE const float* row(std::size_t i) const { return rows[i]; }
   PEARL_INLINE F vector(const float* row, std::size_t v) const { return load(row + v * kLanes); }
 };
-// Anywhere, at most 64 of them, of which the second half lies `gap` floats behind the first. The 65th number is a zero.
+// The same, for numbers without a zero behind them.
+struct NextRowsOnly : NextRows {
+  static std::size_t number(std::size_t i) { return i % kSparse; }
+};
+// Anywhere, of which the second half lies `gap` floats behind the first. There is no row 64, but its number, a zero.
 struct RunsAt {
   const float* const* runs;
   std::size_t from;
@@ -188,7 +192,8 @@ inline float* sparse_memory(std::size_t floats) {
   if (memory.size() < floats) memory = AlignedArray<float>(floats);
   return memory.data();
 }
-// Rows are an odd number of cache lines long: with a power of two they would share few cache sets.
+// Rows are an odd number of cache lines long: with a power of two they would share few cache sets. A zero follows the
+// numbers.
 constexpr std::size_t sparse_row(std::size_t width) { return width + 16; }
 
 // `Gated`: the products are those of a backward pass. `Single`: its first one has one term, which is the same for all
@@ -252,8 +257,8 @@ class SparseChain {
       for (std::size_t to = 0; to < made_words(); ++to)
         for (std::size_t from = 0; from < taken_words(); ++from) {
           if (!Narrow) prepare(to, from, weights);
-          const bool ends = from + 1 == taken_words();
-          multiply(begin, counted, to, from, weights, Ahead(g_, ends ? to + 1 : to, ends ? 0 : from + 1));
+          if (!Narrow) ahead_ = from + 1 < taken_words() ? Ahead(g_, to, from + 1) : Ahead(g_, to + 1, 0);
+          multiply(begin, counted, to, from, weights);
         }
       for (std::size_t at = begin; at < end; at += kLanes) finish({this, begin, at});
     }
@@ -303,20 +308,26 @@ class SparseChain {
         : row(g.a_step == 1 ? g.a_row : g.a_step),
           next(g.a + static_cast<std::ptrdiff_t>(to * kSparse) * g.a_row +
                static_cast<std::ptrdiff_t>(from * kSparse) * g.a_step),
-          left(Narrow || to * kSparse >= g.m ? 0 : kSparse) {}
+          left(to * kSparse < g.m ? kSparse : 0) {}
+    Ahead() = default;
+    // Two of its rows.
     PEARL_INLINE void fetch() {
       if (left == 0) return;
 #pragma GCC unroll 4
-      for (std::size_t i = 0; i < kSparse; i += 16) __builtin_prefetch(next + i, 0, 2);
-      next += row;
-      --left;
+      for (std::size_t i = 0; i < kSparse; i += 16) {
+        __builtin_prefetch(next + i, 0, 2);
+        __builtin_prefetch(next + row + i, 0, 2);
+      }
+      next += 2 * row;
+      left -= 2;
     }
-    std::ptrdiff_t row;
-    const float* next;
-    std::size_t left;
+    std::ptrdiff_t row = 0;
+    const float* next = nullptr;
+    std::size_t left = 0;
   };
 
   PEARL_SIMD void prepare() {
+    for (std::size_t s = 0; s < stretch(); ++s) taken_[s * taken_row() + taken_width()] = 0.0f;
     for (std::size_t w = 0; w < taken_words() && !Gated && first_.m > 0; ++w)
       turn_weights(first_, w * kSparse, 0, first_.depth, first_weights(w));
     for (std::size_t o = 0; o < third_.m; ++o) {
@@ -403,7 +414,7 @@ class SparseChain {
 
   // 64 steps of the second product for 64 numbers of each transition of a stretch.
   PEARL_SIMD void multiply(std::size_t begin, std::size_t count, std::size_t to, std::size_t from,
-                           const SparseRow* weights, Ahead ahead) {
+                           const SparseRow* weights) {
     const bool starts = from == 0, ends = from + 1 == taken_words(), keeps = keeps_;
     const std::size_t f = to * kSparse, third_rows = third_.m;
     // Local copies: the compiler knows that no store of a vector changes them.
@@ -416,12 +427,10 @@ class SparseChain {
     const float* const thirds = third_weights_ + f;
     const float* const bias = Gated || g_.bias == nullptr ? nullptr : g_.bias + f;
     const bool notes = !Gated && chain_.second_signs != nullptr;
+    Ahead ahead = ahead_;
     for (std::size_t s = 0; s < count; ++s, passing += passing_words, signed_row += signed_words, taken += taken_step,
                      row += made_step, end_row += kLanes) {
-      if constexpr (!Narrow) {
-        ahead.fetch();
-        ahead.fetch();
-      }
+      if constexpr (!Narrow) ahead.fetch();
       F sums[kSparseVectors];
       if (!starts)
         load_row(row, sums);
@@ -477,6 +486,7 @@ class SparseChain {
   const Gemm &first_, &g_, &third_;
   const bool keeps_;
   const std::size_t stretch_;
+  Ahead ahead_;
   float *taken_, *made_, *ends_, *first_weights_, *third_weights_;
   std::uint64_t *passes_, *signs_;
 };
@@ -600,6 +610,7 @@ class SparseGradient {
       bias += slope;
       if constexpr (!Single) store(slopes_ + o * kSlopes + s, slope);
     }
+    if constexpr (!Single) slopes_[o * kSlopes + kPart] = 0.0f;
     store(of_bias_ + o * kLanes, bias);
     bits_[o] = which;
   }

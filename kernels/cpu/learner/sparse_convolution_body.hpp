@@ -110,7 +110,7 @@ class SparseConvolver {
             load_row(bias, sums);
           else
             zero_row(sums);
-          add_rows<false>(which & all, numbers, NextRows{weights}, sums);
+          add_rows<false>(which & all, numbers, NextRowsOnly{{weights}}, sums);
           if (relu) rectify_row(sums);
           if (gate != nullptr) {
 #pragma GCC unroll 16
