@@ -16,8 +16,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pearl import _native
-
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 ASSETS = ROOT / "docs" / "assets"
@@ -176,6 +174,8 @@ def by_kernels(name: str) -> str:
 
     Empty if its products are reduced to 16 bits, which nobody records.
     """
+    from pearl import _native  # not needed to read records
+
     kernels = _native.selected_learner_kernels()
     return "" if kernels == "amx, high" else name if kernels == "amx" else f"{name}_{kernels}"
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "interleave.hpp"
 #include "pearl/errors.hpp"
 
 namespace pearl::learner {
@@ -98,7 +99,7 @@ SparseConvolution sparse_forward_of(const Window& w, const MapShape& in, const M
           meetings_of(w, 0, out.height, in.height, false)};
 }
 
-// Only of kernels, paddings and inputs that are as many columns as strides.
+// Only of kernels, paddings and inputs whose widths are multiples of the stride.
 SparseConvolution sparse_backward_of(const Window& w, const MapShape& in, const MapShape& out) {
   const std::size_t stride = w.stride[1], columns = w.kernel[1] / stride;
   return {columns * out.channels,
@@ -108,22 +109,6 @@ SparseConvolution sparse_backward_of(const Window& w, const MapShape& in, const 
           in.width / stride,
           stride * in.channels,
           back_meetings_of(w, 0, out.height, in.height, false)};
-}
-
-template <int Channels, class T>
-void interleave(const T* planes, std::size_t positions, T* mixed) {
-  for (std::size_t i = 0; i < positions; ++i)
-    for (std::size_t c = 0; c < Channels; ++c) mixed[i * Channels + c] = planes[c * positions + i];
-}
-
-// (channels, positions) to (positions, channels).
-template <class T>
-void interleave(const T* planes, std::size_t channels, std::size_t positions, T* mixed) {
-  if (channels == 1) return static_cast<void>(std::copy_n(planes, positions, mixed));
-  if (channels == 3) return interleave<3>(planes, positions, mixed);
-  if (channels == 4) return interleave<4>(planes, positions, mixed);
-  for (std::size_t c = 0; c < channels; ++c)
-    for (std::size_t i = 0; i < positions; ++i) mixed[i * channels + c] = planes[c * positions + i];
 }
 
 }  // namespace
@@ -150,7 +135,7 @@ ImageWorkspace::ImageWorkspace(const ImageTrunk& trunk, std::size_t panels, bool
   slopes_ = AlignedArray<float>(trunk.map_floats_ * (trunk.panels_ != nullptr ? panel : together));
   last_slopes_ = AlignedArray<float>(last * panel);
   back_weights_ = AlignedArray<float>(trunk.back_weights_);
-  back_run_weights_ = AlignedArray<float>(trunk.back_run_weights_);
+  sparse_back_weights_ = AlignedArray<float>(trunk.sparse_back_weights_);
   weight_gradients_ = AlignedArray<float>(trunk.weights_);
 }
 
@@ -175,7 +160,7 @@ ImageTrunk::ImageTrunk(const LearnerKernels& kernels, std::size_t input_width, b
                        std::to_string(shapes[0].height) + ", " + std::to_string(shapes[0].width) +
                        "); the network has " + std::to_string(input_width) + " inputs.");
   plan(ops, shapes);
-  if (plan_first()) {
+  if (plans_first()) {
     if (kernels_.of_bytes != nullptr && kernels_.of_bytes->fits(first_)) amx_ = kernels_.of_bytes;
     if (kernels_.of_sparse != nullptr && kernels_.of_sparse->frames.fits(first_))
       frames_.emplace(kernels_.of_sparse->frames, first_, shapes_.front().channels, shapes_.front().positions(),
@@ -186,7 +171,7 @@ ImageTrunk::ImageTrunk(const LearnerKernels& kernels, std::size_t input_width, b
 }
 
 // Whether the first step is a convolution of bytes, the only one that takes the input.
-bool ImageTrunk::plan_first() {
+bool ImageTrunk::plans_first() {
   const Step& step = steps_.front();
   const Window& w = step.op.window;
   for (const Step& other : steps_)
@@ -237,19 +222,19 @@ void ImageTrunk::use_sparse() {
     const MapShape &in = shapes_[step.in[0]], &out = shapes_[step.out];
     const Window& w = step.op.window;
     const std::size_t stride = w.stride[1];
-    step.runs = sparse_forward_of(w, in, out);
-    step.sparse = rectified(step.in[0]) && kernels->fits(step.runs);
-    step.sparse_gradients = step.relu && kernels->fits_gradients(step.runs);
+    const SparseConvolution forward = sparse_forward_of(w, in, out);
+    if (rectified(step.in[0]) && kernels->fits(forward)) step.sparse_forward = forward;
+    if (step.relu && kernels->fits_gradients(forward)) step.sparse_gradients = forward;
     if (step.in[0] != 0 && step.relu && !step.adds[0] && w.kernel[1] % stride == 0 && w.padding[1] % stride == 0 &&
         in.width % stride == 0) {
-      step.back_runs = sparse_backward_of(w, in, out);
-      step.sparse_back = kernels->fits(step.back_runs);
+      const SparseConvolution backward = sparse_backward_of(w, in, out);
+      if (kernels->fits(backward)) {
+        step.sparse_backward = backward;
+        step.sparse_back_weights = sparse_back_weights_;
+        sparse_back_weights_ += backward.runs * backward.run * backward.out;
+      }
     }
-    if (step.sparse_back) {
-      step.back_run_weights = back_run_weights_;
-      back_run_weights_ += step.back_runs.runs * step.back_runs.run * step.back_runs.out;
-    }
-    sparse_ = sparse_ || step.sparse || step.sparse_gradients || step.sparse_back;
+    sparse_ = sparse_ || step.sparse_forward || step.sparse_gradients || step.sparse_backward;
   }
   if (sparse_) map_floats_ = (map_floats_ / 16 | 1) * 16;  // as above
 }
@@ -473,11 +458,11 @@ void ImageTrunk::pack_for_inputs(const Step& step, ImageWorkspace& workspace) co
 }
 
 // Packed weights as (row, column of the result, out, column within a stride, in), columns of the result backward.
-void ImageTrunk::pack_back_runs(const Step& step, ImageWorkspace& workspace) const {
+void ImageTrunk::pack_sparse_backward(const Step& step, ImageWorkspace& workspace) const {
   const Window& w = step.op.window;
   const std::size_t out = shapes_[step.out].channels, in = w.channels, stride = w.stride[1];
   const float* packed = workspace.weights_.data() + step.weights;
-  float* to = workspace.back_run_weights_.data() + step.back_run_weights;
+  float* to = workspace.sparse_back_weights_.data() + step.sparse_back_weights;
   for (std::size_t row = 0; row < w.kernel[0]; ++row)
     for (std::size_t t = w.kernel[1] / stride; t-- > 0; to += out * stride * in)
       for (std::size_t k = 0; k < stride; ++k)
@@ -498,9 +483,7 @@ void ImageTrunk::forward(const float* parameters, ImageWorkspace& workspace, std
                     workspace.panel_parts_.data() + step.panel_parts);
   workspace.read_ = nullptr;
   workspace.frames_.forget();
-  // Even shares of the images.
-  const std::size_t most = sparse_ ? kSparseImages : kForwardImages, shares = (count + most - 1) / most;
-  const std::size_t block = at_once ? (count + shares - 1) / shares : 1;
+  const std::size_t block = at_once ? even_share(count, sparse_ ? kSparseImages : kForwardImages) : 1;
   for (std::size_t i = 0; i < count; i += block) {
     const std::size_t slot = panel * size + i, images = std::min(block, count - i);
     workspace.first_ = slot;
@@ -508,7 +491,7 @@ void ImageTrunk::forward(const float* parameters, ImageWorkspace& workspace, std
       const float* bias = step.op.bias == kNone ? nullptr : parameters + step.op.bias;
       if (at_once && step.of_panels)
         forward_together(step, bias, workspace, slot, images);
-      else if (!step.sparse || !forward_sparse(step, bias, workspace, slot, images))
+      else if (!step.sparse_forward || !forward_sparse(step, bias, workspace, slot, images))
         for (std::size_t k = 0; k < images; ++k) forward_step(step, bias, workspace, slot + k);
     }
   }
@@ -561,7 +544,7 @@ void ImageTrunk::forward_together(const Step& step, const float* bias, ImageWork
 
 bool ImageTrunk::forward_sparse(const Step& step, const float* bias, ImageWorkspace& workspace, std::size_t slot,
                                 std::size_t images) const {
-  return kernels_.of_sparse->convolve(step.runs, images, read_maps_of(workspace, step.in[0], slot, false),
+  return kernels_.of_sparse->convolve(*step.sparse_forward, images, read_maps_of(workspace, step.in[0], slot, false),
                                       workspace.weights_.data() + step.weights, bias, step.relu, nullptr,
                                       maps_of(workspace, step.out, slot, false));
 }
@@ -630,7 +613,7 @@ void ImageTrunk::begin_backward(const float* parameters, ImageWorkspace& workspa
   for (const Step& step : steps_) {
     if (step.op.kind != OpKind::conv2d || step.in[0] == 0) continue;
     if (any_alone || !step.of_panels) pack_for_inputs(step, workspace);
-    if (step.sparse_back) pack_back_runs(step, workspace);
+    if (step.sparse_backward) pack_sparse_backward(step, workspace);
     if (!any_together || !step.of_panels) continue;
     const std::size_t taps = step.backward.kernel[0] * step.backward.kernel[1];
     const std::size_t out = step.backward.in, in = step.backward.out;
@@ -652,8 +635,7 @@ void ImageTrunk::backward_panel(ImageWorkspace& workspace, std::size_t panel, co
                          workspace.last_slopes_.data() + y * last.row() + last.inside() + x * last.channels,
                          floats(last));
   const bool at_once = together(count);
-  const std::size_t shares = (count + kSparseImages - 1) / kSparseImages;
-  const std::size_t block = sparse_ ? (count + shares - 1) / shares : at_once ? count : 1;
+  const std::size_t block = sparse_ ? even_share(count, kSparseImages) : at_once ? count : 1;
   workspace.read_ = nullptr;
   workspace.frames_.forget();
   for (std::size_t i = 0; i < count; i += block) {
@@ -663,12 +645,20 @@ void ImageTrunk::backward_panel(ImageWorkspace& workspace, std::size_t panel, co
       const bool of_bytes = bytes_of_panels_ && step->in[0] == 0;
       if (at_once && (step->of_panels || of_bytes))
         backward_together(*step, workspace, workspace.first_, images);
-      else if (step->sparse_gradients || step->sparse_back)
+      else if (step->sparse_gradients || step->sparse_backward)
         backward_sparse(*step, workspace, workspace.first_, images);
       else
         for (std::size_t k = 0; k < images; ++k) backward_step(*step, workspace, workspace.first_ + k);
     }
   }
+}
+
+// A convolution's slopes of one image, behind its ReLU, and the gradients of its bias.
+void ImageTrunk::begin_backward_step(const Step& step, ImageWorkspace& workspace, std::size_t slot) const {
+  float* dy = slope(workspace, step.out, slot);
+  if (step.relu && !step.gated)
+    kernels_.relu_backward(dy, map(workspace, step.out, slot), dy, floats(shapes_[step.out]), false);
+  add_bias_gradients(step, dy, workspace.weight_gradients_.data() + step.weights);
 }
 
 // Of one image.
@@ -677,13 +667,12 @@ void ImageTrunk::backward_step(const Step& step, ImageWorkspace& workspace, std:
   const std::size_t whole = floats(shapes_[step.out]);
   const float *x = map(workspace, step.in[0], slot), *y = map(workspace, step.out, slot);
   float* dy = slope(workspace, step.out, slot);
-  if (step.relu && !step.gated) kernels_.relu_backward(dy, y, dy, whole, false);
   if (op.kind == OpKind::conv2d) {
+    begin_backward_step(step, workspace, slot);
     if (step.in[0] == 0)
       add_first_gradients(step, workspace, slot, dy);
     else
       add_weight_gradients(step, x, dy, workspace.weight_gradients_.data() + step.weights);
-    add_bias_gradients(step, dy, workspace.weight_gradients_.data() + step.weights);
   }
   for (std::size_t k = 0; k < op.input_count(); ++k) {
     if (step.in[k] == 0) continue;
@@ -708,12 +697,7 @@ void ImageTrunk::backward_step(const Step& step, ImageWorkspace& workspace, std:
 void ImageTrunk::backward_together(const Step& step, ImageWorkspace& workspace, std::size_t slot,
                                    std::size_t images) const {
   float* gradients = workspace.weight_gradients_.data() + step.weights;
-  for (std::size_t k = 0; k < images; ++k) {
-    float* dy = slope(workspace, step.out, slot + k);
-    if (step.relu && !step.gated)
-      kernels_.relu_backward(dy, map(workspace, step.out, slot + k), dy, floats(shapes_[step.out]), false);
-    add_bias_gradients(step, dy, gradients);
-  }
+  for (std::size_t k = 0; k < images; ++k) begin_backward_step(step, workspace, slot + k);
   const PanelMaps<const float> slopes = read_maps_of(workspace, step.out, slot, true);
   if (!step.of_panels) {
     const Window& w = step.op.window;
@@ -734,21 +718,20 @@ void ImageTrunk::backward_sparse(const Step& step, ImageWorkspace& workspace, st
   const auto slopes = [&](std::size_t k) { return read_maps_of(workspace, step.out, slot + k, true); };
   const auto input = [&](std::size_t k) { return read_maps_of(workspace, step.in[0], slot + k, false); };
   for (std::size_t k = 0; k < images; ++k) {
-    float* dy = slope(workspace, step.out, slot + k);
-    if (!step.gated)
-      kernels_.relu_backward(dy, map(workspace, step.out, slot + k), dy, floats(shapes_[step.out]), false);
-    add_bias_gradients(step, dy, gradients);
+    const float* dy = slope(workspace, step.out, slot + k);
+    begin_backward_step(step, workspace, slot + k);
     if (of_input)
       add_first_gradients(step, workspace, slot + k, dy);
     else if (!step.sparse_gradients)
       add_weight_gradients(step, map(workspace, step.in[0], slot + k), dy, gradients);
   }
   if (of_input) return;
-  if (step.sparse_gradients) kernels_.of_sparse->add_gradients(step.runs, images, input(0), slopes(0), gradients);
-  if (step.sparse_back && kernels_.of_sparse->convolve(step.back_runs, images, slopes(0),
-                                                       workspace.back_run_weights_.data() + step.back_run_weights,
-                                                       nullptr, false, step.gates_input ? input(0).first : nullptr,
-                                                       maps_of(workspace, step.in[0], slot, true)))
+  if (step.sparse_gradients)
+    kernels_.of_sparse->add_gradients(*step.sparse_gradients, images, input(0), slopes(0), gradients);
+  if (step.sparse_backward &&
+      kernels_.of_sparse->convolve(
+          *step.sparse_backward, images, slopes(0), workspace.sparse_back_weights_.data() + step.sparse_back_weights,
+          nullptr, false, step.gates_input ? input(0).first : nullptr, maps_of(workspace, step.in[0], slot, true)))
     return;
   for (std::size_t k = 0; k < images; ++k)
     input_gradients(step, slope(workspace, step.out, slot + k), workspace.back_weights_.data() + step.back_weights,
@@ -765,7 +748,7 @@ void ImageTrunk::add_first_gradients(const Step& step, ImageWorkspace& workspace
     return frames_->add_gradients(dy + shapes_[step.out].inside(), workspace.frames_);
   read_image(from, workspace, false);
   if (step.sparse_gradients)
-    kernels_.of_sparse->add_gradients(step.runs, 1, read_maps_of(workspace, 0, slot, false),
+    kernels_.of_sparse->add_gradients(*step.sparse_gradients, 1, read_maps_of(workspace, 0, slot, false),
                                       read_maps_of(workspace, step.out, slot, true), gradients);
   else
     add_weight_gradients(step, workspace.input_.data(), dy, gradients);

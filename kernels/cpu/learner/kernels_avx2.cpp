@@ -15,6 +15,8 @@
 #include <limits>
 #include <utility>
 
+#include "interleave.hpp"
+
 #define PEARL_SIMD __attribute__((target("avx2,fma,bmi,popcnt")))
 #define PEARL_OP PEARL_SIMD inline __attribute__((always_inline))
 

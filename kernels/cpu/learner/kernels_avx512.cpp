@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "avx512_turn.hpp"
+#include "interleave.hpp"
 
 #define PEARL_SIMD __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,avx2,fma,bmi,popcnt")))
 #define PEARL_OP PEARL_SIMD inline __attribute__((always_inline))

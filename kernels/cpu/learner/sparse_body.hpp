@@ -11,7 +11,8 @@
 //   bits_nonzero(a)    bit i: whether it is no zero, as is a NaN
 //   keep_bits(a, bits) zero where a bit is not set
 //   spread_number(x)   spread(x), where loads of vectors are what is waited for
-//   spread_short(x), nonzero_shorts(x)  the same of an int16 number, and of 16 of them
+//   spread_short(x)    spread(x) of an int16 number
+//   nonzero_shorts(x)  bit i: whether number i of 16 is no zero
 //   lowest_bit(bits)   the number of the lowest bit that is set, 64 without any
 
 constexpr std::size_t kSparse = 64;          // inputs and outputs of a part of a layer
@@ -69,7 +70,7 @@ PEARL_INLINE void keep_in_row(F* row, std::uint64_t bits) {
     row[v] = keep_bits(row[v], static_cast<std::uint32_t>(bits >> (v * kLanes)) & ((std::uint32_t{1} << kLanes) - 1));
 }
 
-// Rows of 64 numbers: one behind the other. Row 64 and number 64 are zeros.
+// Rows of 64 numbers: one behind the other. Row 64 is zero.
 struct NextRows {
   const SparseRow* rows;
 
@@ -77,7 +78,7 @@ struct NextRows {
   PEARL_INLINE const float* row(std::size_t i) const { return rows[i]; }
   PEARL_INLINE F vector(const float* row, std::size_t v) const { return load(row + v * kLanes); }
 };
-// The same, for numbers without a zero behind them.
+// The same, for numbers of which there may be no 64th.
 struct NextRowsOnly : NextRows {
   static std::size_t number(std::size_t i) { return i % kSparse; }
 };
@@ -553,8 +554,7 @@ class SparseGradient {
     std::memset(of_bias_, 0, g_.outputs * kLanes * sizeof(float));
     for (std::size_t w = 0; w < g_.inputs / kSparse && made_x_.m > 0; ++w)
       turn_weights(made_x_, w * kSparse, 0, made_x_.depth, turned(w));
-    const std::size_t parts = (transitions_ + kPart - 1) / kPart;
-    const std::size_t share = round_up((transitions_ + parts - 1) / parts, kLanes);
+    const std::size_t share = round_up(even_share(transitions_, kPart), kLanes);
     for (std::size_t begin = 0; begin < transitions_; begin += share) {
       const std::size_t count = transitions_ - begin < share ? transitions_ - begin : share;
       for (std::size_t o = 0; o < g_.outputs; ++o) load_slopes(begin, count, o);

@@ -1,19 +1,20 @@
 // Convolutions that leave out what is zero (pearl/learner/sparse_convolution.hpp), part of sparse_body.hpp.
 
 constexpr std::size_t kHalf = kSparse / 2;
-constexpr std::size_t kAtOnce = 512;  // positions for which weights stay in the L1 cache, at least
+constexpr std::size_t kAtOnce = 512;        // positions for which weights stay in the L1 cache, about
+constexpr std::size_t kLeastPositions = 8;  // of a map, for which gradients are worth it
 
 bool fits_sparse_convolution(const SparseConvolution& c) {
-  if (c.run % kHalf != 0 || c.step % kHalf != 0 || c.start % static_cast<std::ptrdiff_t>(kHalf) != 0 ||
-      c.out % kSparse != 0)
-    return false;
+  if (c.run % kHalf != 0 || c.step % kHalf != 0 || c.out % kSparse != 0) return false;
   return std::all_of(c.rows.begin(), c.rows.end(), [](const auto& row) { return !row.empty(); });
 }
 
-// Of rows that fall outside there is none to point at: then two halves of 64 numbers come from one row.
+// With runs of 32 numbers, 64 are those of two runs. They must lie as far apart at all positions, so none may be outside.
 bool fits_sparse_convolution_gradients(const SparseConvolution& c) {
   const bool inside = std::all_of(c.rows.begin(), c.rows.end(), [&](const auto& row) { return row.size() == c.runs; });
-  if (c.out % kLanes != 0 || c.run * c.runs % kSparse != 0 || c.run > kWidestSparse) return false;
+  if (c.out % kLanes != 0 || c.run * c.runs % kSparse != 0 || c.run > kWidestSparse ||
+      c.rows.size() * c.width < kLeastPositions)
+    return false;
   return c.run % kSparse == 0 || (inside && c.run == kHalf);
 }
 
@@ -35,8 +36,8 @@ class SparseConvolver {
   }
 
   PEARL_SIMD bool run(std::size_t images) {
-    const std::size_t positions = c_.rows.size() * c_.width;
-    const std::size_t group = std::min(images, (kAtOnce + positions - 1) / positions);
+    const std::size_t shares = std::max<std::size_t>(1, images * c_.rows.size() * c_.width / kAtOnce);
+    const std::size_t group = (images + shares - 1) / shares;
     bits_ = reinterpret_cast<std::uint32_t*>(sparse_memory(group * height_ * row_bits_));
     alignas(64) SparseRow weights[kSparse + 1];
     std::memset(weights[kSparse], 0, sizeof(SparseRow));
@@ -158,8 +159,7 @@ class SparseConvolutionGradient {
 
   PEARL_SIMD void run(std::size_t images, float* gradients) {
     const std::size_t positions = images * c_.rows.size() * c_.width;
-    const std::size_t parts = (positions + kPositions - 1) / kPositions;
-    const std::size_t share = round_up((positions + parts - 1) / parts, kLanes);
+    const std::size_t share = round_up(even_share(positions, kPositions), kLanes);
     for (std::size_t begin = 0; begin < positions; begin += share) {
       load_part(std::min(share, positions - begin));
       for (std::size_t block = 0; block < blocks_; ++block) multiply(block);
@@ -249,25 +249,13 @@ bool fits_frames(const ByteConvolution& c) {
          c.row_step % kWord == 0 && c.channels % kFrameOut == 0;
 }
 
-template <std::size_t Channels>
-PEARL_SIMD void interleave(const std::int16_t* planes, std::size_t positions, std::int16_t* mixed) {
-  for (std::size_t i = 0; i < positions; ++i)
-    for (std::size_t c = 0; c < Channels; ++c) mixed[i * Channels + c] = planes[c * positions + i];
-}
-
-PEARL_SIMD std::size_t differ(const std::uint8_t* image, std::size_t channels, std::size_t positions, std::int16_t base,
-                              std::int16_t* scratch, std::int16_t* numbers, std::uint16_t* bits) {
-  for (std::size_t i = 0; i < positions; ++i) scratch[i] = static_cast<std::int16_t>(image[i] - base);
-  for (std::size_t i = positions; i < channels * positions; ++i)
-    scratch[i] = static_cast<std::int16_t>(image[i] - image[i - positions]);
-  if (channels == 1)
-    std::memcpy(numbers, scratch, positions * sizeof(*numbers));
-  else if (channels == 4)
-    interleave<4>(scratch, positions, numbers);
-  else
-    for (std::size_t c = 0; c < channels; ++c)
-      for (std::size_t i = 0; i < positions; ++i) numbers[i * channels + c] = scratch[c * positions + i];
-  const std::size_t words = channels * positions / kWord;
+PEARL_SIMD std::size_t differ(const std::uint8_t* image, std::size_t frames, std::size_t positions, std::int16_t base,
+                              std::int16_t* planes, std::int16_t* numbers, std::uint16_t* bits) {
+  for (std::size_t i = 0; i < positions; ++i) planes[i] = static_cast<std::int16_t>(image[i] - base);
+  for (std::size_t i = positions; i < frames * positions; ++i)
+    planes[i] = static_cast<std::int16_t>(image[i] - image[i - positions]);
+  interleave(planes, frames, positions, numbers);
+  const std::size_t words = frames * positions / kWord;
   std::size_t count = 0;
   for (std::size_t i = 0; i < words; ++i) {
     bits[i] = nonzero_shorts(numbers + i * kWord);

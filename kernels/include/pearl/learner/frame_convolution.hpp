@@ -35,7 +35,8 @@ class FrameConvolution {
     AlignedArray<std::int16_t> numbers_, planes_;
     AlignedArray<std::uint16_t> bits_;
     AlignedArray<float> weights_, gradients_;
-    AlignedArray<float> of_base_, bias_;  // what a base of 1 adds to each channel of the result
+    AlignedArray<float> of_base_;  // what a base of 1 adds to each channel of the result
+    AlignedArray<float> bias_;     // with what the base adds
   };
 
   // `convolution`, of images of so many frames and bytes in each, each byte times `scale`.

@@ -63,7 +63,7 @@ class ImageWorkspace {
   AlignedArray<float> maps_;           // of each sample kept, but for the last map
   AlignedArray<float> last_maps_, last_slopes_;
   AlignedArray<float> slopes_;  // gradients of maps, of the samples that are taken together
-  AlignedArray<float> weights_, back_weights_, back_run_weights_, weight_gradients_, scratch_;
+  AlignedArray<float> weights_, back_weights_, sparse_back_weights_, weight_gradients_, scratch_;
 };
 
 class ImageTrunk {
@@ -104,10 +104,9 @@ class ImageTrunk {
     bool of_panels = false;                     // can take a panel's images together, in these two ways
     PanelConvolution forward{}, backward{};
     std::size_t panel_parts = 0, back_parts = 0;
-    // Whether it, its weights' gradient and its input's gradient can leave out zeros.
-    bool sparse = false, sparse_gradients = false, sparse_back = false;
-    SparseConvolution runs{}, back_runs{};
-    std::size_t back_run_weights = 0;
+    // If it, its weights' gradients and its input's gradient can leave out zeros.
+    std::optional<SparseConvolution> sparse_forward, sparse_gradients, sparse_backward;
+    std::size_t sparse_back_weights = 0;
   };
 
   static std::size_t floats(const MapShape& shape);
@@ -117,7 +116,7 @@ class ImageTrunk {
 
   MapShape result_of(const Op& op, std::size_t index, std::vector<MapShape>& shapes) const;
   void plan(const std::vector<Op>& ops, const std::vector<MapShape>& shapes);
-  bool plan_first();
+  bool plans_first();
   void use_panels();
   void use_sparse();
   void widen_margins();
@@ -128,7 +127,7 @@ class ImageTrunk {
   void add_first_gradients(const Step& step, ImageWorkspace& workspace, std::size_t slot, const float* dy) const;
   void pack(const float* parameters, ImageWorkspace& workspace) const;
   void pack_for_inputs(const Step& step, ImageWorkspace& workspace) const;
-  void pack_back_runs(const Step& step, ImageWorkspace& workspace) const;
+  void pack_sparse_backward(const Step& step, ImageWorkspace& workspace) const;
   PanelMaps<float> maps_of(ImageWorkspace& workspace, std::size_t map, std::size_t slot, bool slopes) const;
   PanelMaps<const float> read_maps_of(ImageWorkspace& workspace, std::size_t map, std::size_t slot, bool slopes) const;
   void forward_step(const Step& step, const float* bias, ImageWorkspace& workspace, std::size_t slot) const;
@@ -138,6 +137,7 @@ class ImageTrunk {
                       std::size_t images) const;
   void begin_backward(const float* parameters, ImageWorkspace& workspace, std::size_t panels) const;
   void backward_panel(ImageWorkspace& workspace, std::size_t panel, const float* slopes) const;
+  void begin_backward_step(const Step& step, ImageWorkspace& workspace, std::size_t slot) const;
   void backward_step(const Step& step, ImageWorkspace& workspace, std::size_t slot) const;
   void backward_together(const Step& step, ImageWorkspace& workspace, std::size_t slot, std::size_t images) const;
   void backward_sparse(const Step& step, ImageWorkspace& workspace, std::size_t slot, std::size_t images) const;
@@ -155,7 +155,7 @@ class ImageTrunk {
   bool of_bytes_;
   const ByteConvolutionKernels* amx_ = nullptr;  // of the first step, if it is the only one that takes the input
   ByteConvolution first_{};
-  std::optional<FrameConvolution> frames_;           // the same, if it may take its frames' differences
+  std::optional<FrameConvolution> frames_;           // the first step, if its images may be frames of a game
   const PanelConvolutionKernels* panels_ = nullptr;  // if a step is of panels
   bool bytes_of_panels_ = false;                     // whether the weights' gradient of `first_` is
   std::vector<MapShape> shapes_;     // of the maps that are stored
@@ -164,7 +164,7 @@ class ImageTrunk {
   std::size_t map_floats_ = 0, weights_ = 0, back_weights_ = 0, largest_weights_ = 0;
   std::size_t panel_parts_ = 0, back_parts_ = 0;
   bool sparse_ = false;  // whether any step is
-  std::size_t back_run_weights_ = 0;
+  std::size_t sparse_back_weights_ = 0;
 };
 
 }  // namespace pearl::learner

@@ -47,13 +47,13 @@ struct FrameConvolutionKernels {
                         const float* slopes, float* gradients);
 };
 
-// Weights and their gradients are (runs, run, out). Zero times infinity counts as zero.
+// Weights and their gradients are (runs, run, out). An infinite weight of a zero counts as zero.
 struct SparseConvolutionKernels {
   // Whether the convolution has sizes that convolve(), or add_gradients(), takes.
   bool (*fits)(const SparseConvolution& convolution);
   bool (*fits_gradients)(const SparseConvolution& convolution);
   // result = [max(0,] convolution + bias [)], 0 where gate <= 0. bias and gate may be null; the gate has the result's
-  // layout. Returns false, and has done nothing, if too few numbers are zeros.
+  // layout. Returns false, and has done nothing, if too few numbers of the first images are zeros.
   bool (*convolve)(const SparseConvolution& convolution, std::size_t images, PanelMaps<const float> input,
                    const float* weights, const float* bias, bool relu, const float* gate, PanelMaps<float> result);
   // Adds to the gradients of the weights. `slopes` are those of the result, many of which should be zeros.
