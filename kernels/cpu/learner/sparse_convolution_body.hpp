@@ -242,11 +242,11 @@ void add_sparse_gradients(const SparseConvolution& convolution, std::size_t imag
   SparseConvolutionGradient(convolution, input, slopes).run(images, gradients);
 }
 
-constexpr std::size_t kWord = FrameDifferences::kWord, kFrameOut = 32, kFrameVectors = kFrameOut / kLanes;
+constexpr std::size_t kWord = FrameDifferences::kWord, kMostOut = 32, kLeastOut = 16;  // channels at a time
 
 bool fits_frames(const ByteConvolution& c) {
   return c.run % kWord == 0 && c.run <= 64 && c.step % kWord == 0 && c.image_row % kWord == 0 &&
-         c.row_step % kWord == 0 && c.channels % kFrameOut == 0;
+         c.row_step % kWord == 0 && c.channels % kLeastOut == 0;
 }
 
 PEARL_SIMD std::size_t differ(const std::uint8_t* image, std::size_t frames, std::size_t positions, std::int16_t base,
@@ -272,68 +272,86 @@ PEARL_INLINE std::uint64_t run_bits(const std::uint16_t* bits, std::size_t at, s
   return found & all;
 }
 
+// `Out` channels of the result, from `from` on.
+template <std::size_t Out>
 PEARL_SIMD void convolve_frames(const ByteConvolution& c, const FrameDifferences& differences, const float* weights,
-                                const float* bias, bool relu, float* result) {
+                                const float* bias, bool relu, float* result, std::size_t from) {
+  constexpr std::size_t kVectors = Out / kLanes;
   const std::uint64_t all = c.run < 64 ? (std::uint64_t{1} << c.run) - 1 : ~std::uint64_t{0};
   const std::size_t runs = c.runs, run = c.run, out = c.channels, row = c.image_row;
-  for (std::size_t from = 0; from < out; from += kFrameOut)
-    for (std::size_t y = 0; y < c.height; ++y)
-      for (std::size_t x = 0; x < c.width; ++x) {
-        F sums[kFrameVectors];
+  for (std::size_t y = 0; y < c.height; ++y)
+    for (std::size_t x = 0; x < c.width; ++x) {
+      F sums[kVectors];
 #pragma GCC unroll 16
-        for (std::size_t v = 0; v < kFrameVectors; ++v) sums[v] = load(bias + from + v * kLanes);
-        std::size_t at = y * c.row_step + x * c.step;
-        const float* of_run = weights + from;
-        for (std::size_t k = 0; k < runs; ++k, at += row, of_run += run * out)
-          for (std::uint64_t which = run_bits(differences.bits, at, all); which != 0; which &= which - 1) {
-            const std::size_t i = lowest_bit(which);
-            const F number = spread_short(differences.numbers[at + i]);
+      for (std::size_t v = 0; v < kVectors; ++v) sums[v] = load(bias + from + v * kLanes);
+      std::size_t at = y * c.row_step + x * c.step;
+      const float* of_run = weights + from;
+      for (std::size_t k = 0; k < runs; ++k, at += row, of_run += run * out)
+        for (std::uint64_t which = run_bits(differences.bits, at, all); which != 0; which &= which - 1) {
+          const std::size_t i = lowest_bit(which);
+          const F number = spread_short(differences.numbers[at + i]);
 #pragma GCC unroll 16
-            for (std::size_t v = 0; v < kFrameVectors; ++v)
-              sums[v] = multiply_add(number, load(of_run + i * out + v * kLanes), sums[v]);
-          }
-        float* const to = result + y * c.result_row + x * out + from;
+          for (std::size_t v = 0; v < kVectors; ++v)
+            sums[v] = multiply_add(number, load(of_run + i * out + v * kLanes), sums[v]);
+        }
+      float* const to = result + y * c.result_row + x * out + from;
 #pragma GCC unroll 16
-        for (std::size_t v = 0; v < kFrameVectors; ++v) store(to + v * kLanes, relu ? max(sums[v], zero()) : sums[v]);
-      }
+      for (std::size_t v = 0; v < kVectors; ++v) store(to + v * kLanes, relu ? max(sums[v], zero()) : sums[v]);
+    }
 }
 
+void convolve_all_frames(const ByteConvolution& c, const FrameDifferences& differences, const float* weights,
+                         const float* bias, bool relu, float* result) {
+  std::size_t from = 0;
+  for (; from + kMostOut <= c.channels; from += kMostOut)
+    convolve_frames<kMostOut>(c, differences, weights, bias, relu, result, from);
+  if (from < c.channels) convolve_frames<kLeastOut>(c, differences, weights, bias, relu, result, from);
+}
+
+template <std::size_t Out>
 PEARL_SIMD void add_frame_gradients(const ByteConvolution& c, const FrameDifferences& differences, std::size_t frames,
-                                    const float* slopes, float* gradients) {
+                                    const float* slopes, float* gradients, std::size_t from) {
+  constexpr std::size_t kVectors = Out / kLanes;
   const std::uint64_t all = c.run < 64 ? (std::uint64_t{1} << c.run) - 1 : ~std::uint64_t{0};
   const std::size_t runs = c.runs, run = c.run, out = c.channels, row = c.image_row;
-  for (std::size_t from = 0; from < out; from += kFrameOut) {
-    F totals[kFrameVectors];
+  F totals[kVectors];
 #pragma GCC unroll 16
-    for (std::size_t v = 0; v < kFrameVectors; ++v) totals[v] = zero();
-    for (std::size_t y = 0; y < c.height; ++y)
-      for (std::size_t x = 0; x < c.width; ++x) {
-        F slope[kFrameVectors];
+  for (std::size_t v = 0; v < kVectors; ++v) totals[v] = zero();
+  for (std::size_t y = 0; y < c.height; ++y)
+    for (std::size_t x = 0; x < c.width; ++x) {
+      F slope[kVectors];
 #pragma GCC unroll 16
-        for (std::size_t v = 0; v < kFrameVectors; ++v) {
-          slope[v] = load(slopes + y * c.result_row + x * out + from + v * kLanes);
-          totals[v] += slope[v];
+      for (std::size_t v = 0; v < kVectors; ++v) {
+        slope[v] = load(slopes + y * c.result_row + x * out + from + v * kLanes);
+        totals[v] += slope[v];
+      }
+      std::size_t at = y * c.row_step + x * c.step;
+      float* of_run = gradients + from;
+      for (std::size_t k = 0; k < runs; ++k, at += row, of_run += run * out)
+        for (std::uint64_t which = run_bits(differences.bits, at, all); which != 0; which &= which - 1) {
+          const std::size_t i = lowest_bit(which);
+          const F number = spread_short(differences.numbers[at + i]);
+          float* const to = of_run + i * out;
+#pragma GCC unroll 16
+          for (std::size_t v = 0; v < kVectors; ++v)
+            store(to + v * kLanes, multiply_add(number, slope[v], load(to + v * kLanes)));
         }
-        std::size_t at = y * c.row_step + x * c.step;
-        float* of_run = gradients + from;
-        for (std::size_t k = 0; k < runs; ++k, at += row, of_run += run * out)
-          for (std::uint64_t which = run_bits(differences.bits, at, all); which != 0; which &= which - 1) {
-            const std::size_t i = lowest_bit(which);
-            const F number = spread_short(differences.numbers[at + i]);
-            float* const to = of_run + i * out;
+    }
+  const F base = spread(static_cast<float>(differences.base));
+  for (std::size_t number = 0; number < runs * run; number += frames)
 #pragma GCC unroll 16
-            for (std::size_t v = 0; v < kFrameVectors; ++v)
-              store(to + v * kLanes, multiply_add(number, slope[v], load(to + v * kLanes)));
-          }
-      }
-    const F base = spread(static_cast<float>(differences.base));
-    for (std::size_t number = 0; number < runs * run; number += frames)
-#pragma GCC unroll 16
-      for (std::size_t v = 0; v < kFrameVectors; ++v) {
-        float* const to = gradients + number * out + from + v * kLanes;
-        store(to, multiply_add(base, totals[v], load(to)));
-      }
-  }
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      float* const to = gradients + number * out + from + v * kLanes;
+      store(to, multiply_add(base, totals[v], load(to)));
+    }
+}
+
+void add_all_frame_gradients(const ByteConvolution& c, const FrameDifferences& differences, std::size_t frames,
+                             const float* slopes, float* gradients) {
+  std::size_t from = 0;
+  for (; from + kMostOut <= c.channels; from += kMostOut)
+    add_frame_gradients<kMostOut>(c, differences, frames, slopes, gradients, from);
+  if (from < c.channels) add_frame_gradients<kLeastOut>(c, differences, frames, slopes, gradients, from);
 }
 
 constexpr SparseConvolutionKernels kSparseConvolutionKernels = {
@@ -341,4 +359,4 @@ constexpr SparseConvolutionKernels kSparseConvolutionKernels = {
     fits_sparse_convolution_gradients,
     sparse_convolve,
     add_sparse_gradients,
-    {fits_frames, differ, convolve_frames, add_frame_gradients}};
+    {fits_frames, differ, convolve_all_frames, add_all_frame_gradients}};

@@ -1012,6 +1012,17 @@ void test_sparse_images(const std::string& name) {
   other.linear(7);
   other.check(name, random_floats(48 * other.inputs, 62), 63);
 
+  // First convolutions of 16 and of 48 channels.
+  for (const std::size_t channels : {16u, 48u}) {
+    SparseImages small(2 * 12 * 24);
+    small.convolve(channels, {2, 12, 24, {6, 16}, {3, 8}, {0, 0}});
+    small.follow(OpKind::relu);
+    small.follow(OpKind::flatten);
+    small.linear(7);
+    auto bytes = frames(24, 12 * 24, true);  // of four frames: twice as many images of two
+    small.check(name, bytes, 66);
+  }
+
   // Two convolutions of which the first's channel 5 is zero everywhere: an infinite weight of it gives no NaN.
   SparseImages dead(4 * 12 * 12);
   dead.convolve(32, {4, 12, 12, {8, 8}, {4, 4}, {0, 0}});
