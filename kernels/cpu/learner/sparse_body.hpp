@@ -25,26 +25,30 @@ constexpr std::size_t kMostOf16 = 13;  // of 16 numbers, are no zeros: with more
 
 using SparseRow = float[kSparse];
 
-// The 64 numbers of a row, as vectors.
+// The numbers of a row, 64 of them, as vectors.
+template <std::size_t Vectors = kSparseVectors>
 PEARL_INLINE void load_row(const float* from, F* row) {
 #pragma GCC unroll 16
-  for (std::size_t v = 0; v < kSparseVectors; ++v) row[v] = load(from + v * kLanes);
+  for (std::size_t v = 0; v < Vectors; ++v) row[v] = load(from + v * kLanes);
 }
+template <std::size_t Vectors = kSparseVectors>
 PEARL_INLINE void zero_row(F* row) {
 #pragma GCC unroll 16
-  for (std::size_t v = 0; v < kSparseVectors; ++v) row[v] = zero();
+  for (std::size_t v = 0; v < Vectors; ++v) row[v] = zero();
 }
 PEARL_INLINE void scale_row(F* row, F factor) {
 #pragma GCC unroll 16
   for (std::size_t v = 0; v < kSparseVectors; ++v) row[v] *= factor;
 }
+template <std::size_t Vectors = kSparseVectors>
 PEARL_INLINE void rectify_row(F* row) {
 #pragma GCC unroll 16
-  for (std::size_t v = 0; v < kSparseVectors; ++v) row[v] = max(row[v], zero());
+  for (std::size_t v = 0; v < Vectors; ++v) row[v] = max(row[v], zero());
 }
+template <std::size_t Vectors = kSparseVectors>
 PEARL_INLINE void store_row(float* to, const F* row) {
 #pragma GCC unroll 16
-  for (std::size_t v = 0; v < kSparseVectors; ++v) store(to + v * kLanes, row[v]);
+  for (std::size_t v = 0; v < Vectors; ++v) store(to + v * kLanes, row[v]);
 }
 PEARL_INLINE void scale_numbers(float* numbers, F factor) {
   F row[kSparseVectors];
@@ -78,9 +82,14 @@ struct NextRows {
   PEARL_INLINE const float* row(std::size_t i) const { return rows[i]; }
   PEARL_INLINE F vector(const float* row, std::size_t v) const { return load(row + v * kLanes); }
 };
-// The same, for numbers of which there may be no 64th.
-struct NextRowsOnly : NextRows {
+// The same of `Row` numbers, which are multiplied by numbers of which there may be no 64th.
+template <std::size_t Row>
+struct NextRowsOnly {
+  const float* rows;
+
   static std::size_t number(std::size_t i) { return i % kSparse; }
+  PEARL_INLINE const float* row(std::size_t i) const { return rows + i * Row; }
+  PEARL_INLINE F vector(const float* row, std::size_t v) const { return load(row + v * kLanes); }
 };
 // Anywhere, of which the second half lies `gap` floats behind the first. There is no row 64, but its number, a zero.
 struct RunsAt {
@@ -98,13 +107,13 @@ struct RunsAt {
 
 // Adds `numbers`[i] times row i for each bit i of `which`; `Alone`, the rows alone. If there is no second one of a pair,
 // its row or its number is zero.
-template <bool Alone, class Rows>
+template <bool Alone, std::size_t Vectors = kSparseVectors, class Rows>
 PEARL_INLINE void add_rows(std::uint64_t which, const float* numbers, const Rows& rows, F* sums) {
-  constexpr std::size_t kChains = kSparseVectors <= 4 ? 2 : 1;
-  F chains[kChains][kSparseVectors];
+  constexpr std::size_t kChains = Vectors <= 4 ? 2 : 1;
+  F chains[kChains][Vectors];
 #pragma GCC unroll 16
-  for (std::size_t v = 0; v < kSparseVectors; ++v) chains[0][v] = sums[v];
-  if (kChains > 1) zero_row(chains[kChains - 1]);
+  for (std::size_t v = 0; v < Vectors; ++v) chains[0][v] = sums[v];
+  if (kChains > 1) zero_row<Vectors>(chains[kChains - 1]);
   while (which != 0) {
     const std::size_t one = lowest_bit(which);
     which &= which - 1;
@@ -114,20 +123,19 @@ PEARL_INLINE void add_rows(std::uint64_t which, const float* numbers, const Rows
     if constexpr (!Alone) {
       const F left = spread_number(numbers + one), right = spread_number(numbers + Rows::number(two));
 #pragma GCC unroll 16
-      for (std::size_t v = 0; v < kSparseVectors; ++v)
-        chains[0][v] = multiply_add(left, rows.vector(first, v), chains[0][v]);
+      for (std::size_t v = 0; v < Vectors; ++v) chains[0][v] = multiply_add(left, rows.vector(first, v), chains[0][v]);
 #pragma GCC unroll 16
-      for (std::size_t v = 0; v < kSparseVectors; ++v)
+      for (std::size_t v = 0; v < Vectors; ++v)
         chains[kChains - 1][v] = multiply_add(right, rows.vector(second, v), chains[kChains - 1][v]);
     } else {
 #pragma GCC unroll 16
-      for (std::size_t v = 0; v < kSparseVectors; ++v) chains[0][v] += rows.vector(first, v);
+      for (std::size_t v = 0; v < Vectors; ++v) chains[0][v] += rows.vector(first, v);
 #pragma GCC unroll 16
-      for (std::size_t v = 0; v < kSparseVectors; ++v) chains[kChains - 1][v] += rows.vector(second, v);
+      for (std::size_t v = 0; v < Vectors; ++v) chains[kChains - 1][v] += rows.vector(second, v);
     }
   }
 #pragma GCC unroll 16
-  for (std::size_t v = 0; v < kSparseVectors; ++v)
+  for (std::size_t v = 0; v < Vectors; ++v)
     sums[v] = kChains > 1 ? chains[0][v] + chains[kChains - 1][v] : chains[0][v];
 }
 

@@ -5,7 +5,7 @@ constexpr std::size_t kAtOnce = 512;        // positions for which weights stay 
 constexpr std::size_t kLeastPositions = 8;  // of a map, for which gradients are worth it
 
 bool fits_sparse_convolution(const SparseConvolution& c) {
-  if (c.run % kHalf != 0 || c.step % kHalf != 0 || c.out % kSparse != 0) return false;
+  if (c.run % kHalf != 0 || c.step % kHalf != 0 || c.out % kHalf != 0) return false;
   return std::all_of(c.rows.begin(), c.rows.end(), [](const auto& row) { return !row.empty(); });
 }
 
@@ -18,6 +18,8 @@ bool fits_sparse_convolution_gradients(const SparseConvolution& c) {
   return c.run % kSparse == 0 || (inside && c.run == kHalf);
 }
 
+// `Out` numbers of a result's column at a time.
+template <std::size_t Out>
 class SparseConvolver {
  public:
   SparseConvolver(const SparseConvolution& convolution, PanelMaps<const float> input, const float* weights,
@@ -39,18 +41,18 @@ class SparseConvolver {
     const std::size_t shares = std::max<std::size_t>(1, images * c_.rows.size() * c_.width / kAtOnce);
     const std::size_t group = (images + shares - 1) / shares;
     bits_ = reinterpret_cast<std::uint32_t*>(sparse_memory(group * height_ * row_bits_));
-    alignas(64) SparseRow weights[kSparse + 1];
-    std::memset(weights[kSparse], 0, sizeof(SparseRow));
+    alignas(64) float weights[(kSparse + 1) * Out];
+    std::memset(weights + kSparse * Out, 0, Out * sizeof(float));
     for (first_ = 0; first_ < images; first_ = last_) {
       last_ = std::min(images, first_ + group);
       const std::size_t numbers = find_bits();
       if (first_ == 0 && numbers * 16 > kMostOf16 * last_ * height_ * span_) return false;
-      for (std::size_t to = 0; to < c_.out; to += kSparse)
+      for (std::size_t to = 0; to < c_.out; to += Out)
         for (std::size_t tap = 0; tap < c_.runs; ++tap)
           for (std::size_t from = 0; from < c_.run; from += kSparse) {
             const std::size_t count = std::min(kSparse, c_.run - from);
             for (std::size_t k = 0; k < count; ++k)
-              std::memcpy(weights[k], weights_ + ((tap * c_.run + from + k) * c_.out + to), sizeof(SparseRow));
+              std::memcpy(weights + k * Out, weights_ + ((tap * c_.run + from + k) * c_.out + to), Out * sizeof(float));
             multiply(to, tap, from, count, weights);
           }
     }
@@ -58,6 +60,8 @@ class SparseConvolver {
   }
 
  private:
+  static constexpr std::size_t kVectors = Out / kLanes;
+
   const float* input(std::size_t image, std::size_t row) const {
     return in_.first + static_cast<std::ptrdiff_t>(image * in_.image + row * in_.row) + c_.start;
   }
@@ -81,9 +85,9 @@ class SparseConvolver {
     return numbers;
   }
 
-  // Up to 64 numbers of each run, for 64 of the result.
+  // Up to 64 numbers of each run, for some of the result.
   PEARL_SIMD void multiply(std::size_t to, std::size_t tap, std::size_t from, std::size_t count,
-                           const SparseRow* weights) const {
+                           const float* weights) const {
     const std::uint64_t all = count < kSparse ? (std::uint64_t{1} << count) - 1 : ~std::uint64_t{0};
     const std::size_t width = c_.width, step = c_.step, out = c_.out, rows = c_.rows.size();
     const float* const bias = bias_ == nullptr ? nullptr : bias_ + to;
@@ -104,21 +108,21 @@ class SparseConvolver {
         for (std::size_t x = 0; x < width; ++x, numbers += step, bits += step / kHalf, result += out) {
           std::uint64_t which;
           std::memcpy(&which, bits, sizeof(which));
-          F sums[kSparseVectors];
+          F sums[kVectors];
           if (!starts)
-            load_row(result, sums);
+            load_row<kVectors>(result, sums);
           else if (bias != nullptr)
-            load_row(bias, sums);
+            load_row<kVectors>(bias, sums);
           else
-            zero_row(sums);
-          add_rows<false>(which & all, numbers, NextRowsOnly{{weights}}, sums);
-          if (relu) rectify_row(sums);
+            zero_row<kVectors>(sums);
+          add_rows<false, kVectors>(which & all, numbers, NextRowsOnly<Out>{weights}, sums);
+          if (relu) rectify_row<kVectors>(sums);
           if (gate != nullptr) {
 #pragma GCC unroll 16
-            for (std::size_t v = 0; v < kSparseVectors; ++v)
+            for (std::size_t v = 0; v < kVectors; ++v)
               sums[v] = where_positive(load(gate + x * out + v * kLanes), sums[v]);
           }
-          store_row(result, sums);
+          store_row<kVectors>(result, sums);
         }
       }
     }
@@ -137,7 +141,9 @@ class SparseConvolver {
 
 bool sparse_convolve(const SparseConvolution& convolution, std::size_t images, PanelMaps<const float> input,
                      const float* weights, const float* bias, bool relu, const float* gate, PanelMaps<float> result) {
-  return SparseConvolver(convolution, input, weights, bias, relu, gate, result).run(images);
+  if (convolution.out % kSparse == 0)
+    return SparseConvolver<kSparse>(convolution, input, weights, bias, relu, gate, result).run(images);
+  return SparseConvolver<kHalf>(convolution, input, weights, bias, relu, gate, result).run(images);
 }
 
 // Of each of the result's numbers, the runs of numbers at the positions where it has a slope are added up: 64 positions

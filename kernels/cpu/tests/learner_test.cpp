@@ -1001,6 +1001,8 @@ void test_sparse_images(const std::string& name) {
   SparseImages other(3 * 11 * 10);
   other.convolve(32, {3, 11, 10, {3, 3}, {1, 1}, {1, 1}});
   other.follow(OpKind::relu);
+  other.convolve(32, {32, 11, 10, {3, 3}, {1, 1}, {1, 1}});
+  other.follow(OpKind::relu);
   other.convolve(128, {32, 11, 10, {4, 3}, {2, 1}, {1, 1}});
   other.follow(OpKind::relu);
   other.convolve(64, {128, 5, 10, {2, 1}, {1, 1}, {0, 0}});
