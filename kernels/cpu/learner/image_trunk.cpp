@@ -168,6 +168,8 @@ ImageTrunk::ImageTrunk(const LearnerKernels& kernels, std::size_t input_width, b
   }
   use_panels();
   use_sparse();
+  // An odd number of cache lines, so that images that are taken together share few cache sets.
+  if (panels_ != nullptr || sparse_) map_floats_ = (map_floats_ / 16 | 1) * 16;
 }
 
 // Whether the first step is a convolution of bytes, the only one that takes the input.
@@ -203,9 +205,7 @@ void ImageTrunk::use_panels() {
     back_parts_ += step.backward.parts();
     panels_ = kernels;
   }
-  if (panels_ == nullptr) return;
-  bytes_of_panels_ = amx_ != nullptr && kernels->fits_bytes(first_);
-  map_floats_ = (map_floats_ / 16 | 1) * 16;  // an odd number of cache lines, so that images share few cache sets
+  bytes_of_panels_ = panels_ != nullptr && amx_ != nullptr && kernels->fits_bytes(first_);
 }
 
 // The convolutions whose inputs, or slopes, have been through a ReLU.
@@ -236,7 +236,6 @@ void ImageTrunk::use_sparse() {
     }
     sparse_ = sparse_ || step.sparse_forward || step.sparse_gradients || step.sparse_backward;
   }
-  if (sparse_) map_floats_ = (map_floats_ / 16 | 1) * 16;  // as above
 }
 
 std::size_t ImageTrunk::floats(const MapShape& shape) { return round_up(shape.height * shape.row(), 16); }

@@ -74,22 +74,19 @@ PEARL_INLINE void keep_in_row(F* row, std::uint64_t bits) {
     row[v] = keep_bits(row[v], static_cast<std::uint32_t>(bits >> (v * kLanes)) & ((std::uint32_t{1} << kLanes) - 1));
 }
 
-// Rows of 64 numbers: one behind the other. Row 64 is zero.
+// Rows of `Row` numbers, one behind the other. Row 64 is zero.
+template <std::size_t Row = kSparse>
 struct NextRows {
-  const SparseRow* rows;
-
-  static std::size_t number(std::size_t i) { return i; }
-  PEARL_INLINE const float* row(std::size_t i) const { return rows[i]; }
-  PEARL_INLINE F vector(const float* row, std::size_t v) const { return load(row + v * kLanes); }
-};
-// The same of `Row` numbers, which are multiplied by numbers of which there may be no 64th.
-template <std::size_t Row>
-struct NextRowsOnly {
   const float* rows;
 
-  static std::size_t number(std::size_t i) { return i % kSparse; }
+  static std::size_t number(std::size_t i) { return i; }
   PEARL_INLINE const float* row(std::size_t i) const { return rows + i * Row; }
   PEARL_INLINE F vector(const float* row, std::size_t v) const { return load(row + v * kLanes); }
+};
+// The same, where number 64 may not be read.
+template <std::size_t Row>
+struct NextRowsOnly : NextRows<Row> {
+  static std::size_t number(std::size_t i) { return i % kSparse; }
 };
 // Anywhere, of which the second half lies `gap` floats behind the first. There is no row 64, but its number, a zero.
 struct RunsAt {
@@ -447,7 +444,7 @@ class SparseChain {
         load_row(bias, sums);
       else
         zero_row(sums);
-      add_rows<Single>(*passing, taken, NextRows{weights}, sums);
+      add_rows<Single>(*passing, taken, NextRows<>{weights[0]}, sums);
       if (!ends) {
         store_row(row, sums);
         continue;
@@ -657,7 +654,7 @@ class SparseGradient {
       }
       F sums[kSparseVectors];
       zero_row(sums);
-      add_rows<Single>(bits[o], slopes + o * kSlopes, NextRows{x}, sums);
+      add_rows<Single>(bits[o], slopes + o * kSlopes, NextRows<>{x[0]}, sums);
       if constexpr (Single) scale_row(sums, spread(factors + o));
 #pragma GCC unroll 16
       for (std::size_t v = 0; v < kSparseVectors && adds; ++v) sums[v] += load(weights + v * kLanes);

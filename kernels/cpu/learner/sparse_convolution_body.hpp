@@ -115,7 +115,7 @@ class SparseConvolver {
             load_row<kVectors>(bias, sums);
           else
             zero_row<kVectors>(sums);
-          add_rows<false, kVectors>(which & all, numbers, NextRowsOnly<Out>{weights}, sums);
+          add_rows<false, kVectors>(which & all, numbers, NextRowsOnly<Out>{{weights}}, sums);
           if (relu) rectify_row<kVectors>(sums);
           if (gate != nullptr) {
 #pragma GCC unroll 16

@@ -21,7 +21,8 @@ inline std::size_t round_up(std::size_t value, std::size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// The size of as few equal shares of `count` as have at most `most` each; the last may be smaller.
+// How many of `count` each share has, if they are as few and as even as at most `most` in each allow. The last may have
+// fewer.
 inline constexpr std::size_t even_share(std::size_t count, std::size_t most) {
   const std::size_t shares = count <= most ? 1 : (count + most - 1) / most;
   return (count + shares - 1) / shares;
