@@ -760,7 +760,8 @@ def test_close_programs_run_again(
     monkeypatch.setattr("composer.on_policy.trials.bench_program", bench)
     monkeypatch.setattr("composer.on_policy.trials.OPTIMISM", math.inf)
     monkeypatch.setattr("composer.on_policy.trials.DECISIVE", math.inf)
-    monkeypatch.setattr("composer.profiling.context._SLOW", math.inf)
+    for bound in ("_SLOW_BY_BOUND", "_SLOW_BY_WARM_UP"):
+        monkeypatch.setattr(f"composer.profiling.context.{bound}", math.inf)
     composer = composer_of(tmp_path, calibration=tmp_path / "calibration.json")
     composer.run(budget_s=budget_s)
     choice = composer.placement.choice

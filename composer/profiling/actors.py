@@ -26,7 +26,7 @@ from pearl.runtime.queues import DataCollectionQueue
 logger = logging.getLogger("pearl.composer")
 
 _SILENCE_S = 60.0
-_LISTEN_INTERVAL_S = 0.05
+_LISTEN_INTERVAL_S = 0.005
 
 
 Work: TypeAlias = Callable[[ActorSetup, float, Report], "list[float]"]

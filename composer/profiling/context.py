@@ -50,8 +50,10 @@ from pearl.spec import RolloutSpec
 logger = logging.getLogger("pearl.composer")
 
 BUDGET_S = 1.0  # of one measurement
-QUICK_BUDGET_S = 0.3  # of one that need not be thorough
-_SLOW = 2.0  # a Learner of which a bound is so many times the time of another one is not measured
+QUICK_BUDGET_S = 0.15  # of one that need not be thorough
+# So many times another Learner's least time: one whose step takes longer by a low bound is not measured, and one whose
+# warm-up took longer is measured no further.
+_SLOW_BY_BOUND, _SLOW_BY_WARM_UP = 1.2, 2.0
 
 _FANOUTS = (4, 8, 16, 32, 64)
 _WITH_LEARNER = ("learner", "pair", "learners")  # primitives that run the Learner
@@ -155,7 +157,7 @@ class MeasuringContext(Generic[_Problem]):
         `fastest_us` is the least time of the fastest that was measured on the device. With `threads`, `least_us`
         is what so many threads would take that share the work of one perfectly; else what the calls alone take.
         """
-        if least_us < self.worth_us(fastest_us):
+        if self.thorough or least_us < _SLOW_BY_BOUND * fastest_us:
             return False
         whole = f"shared by {threads} threads its step takes" if threads else "its calls alone take"
         reason = f"on {device.name} {whole} {least_us:,.0f} us at least, another one's step {fastest_us:,.0f} us"
@@ -164,8 +166,8 @@ class MeasuringContext(Generic[_Problem]):
         return True
 
     def worth_us(self, fastest_us: float) -> float:
-        """Microseconds above which a Learner cannot be the best, next to one that takes `fastest_us`."""
-        return math.inf if self.thorough else _SLOW * fastest_us
+        """Microseconds of a call in a warm-up above which a Learner cannot be the best, next to one of `fastest_us`."""
+        return math.inf if self.thorough else _SLOW_BY_WARM_UP * fastest_us
 
     def begin(self, line: str) -> None:
         """Announce a measurement, which may be known already."""

@@ -105,6 +105,7 @@ def calibration_key(
     )
 
 
+@functools.cache
 def _torch_version() -> str:
     """The installed version, or "" where only native primitives can run."""
     try:

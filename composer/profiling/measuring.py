@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 WARM_UP = 5
 _LEAST_SAMPLES, MOST_SAMPLES = 20, 2000
 _ENOUGH_SAMPLES = 200
-_ENOUGH_S = 0.1  # of samples that take long, of which a few are enough
+_ENOUGH_S, _ENOUGH = 0.1, 1 / 3  # seconds, at most this part of the budget, of samples of which a few are enough
 _FEWEST_SAMPLES = 3  # of those that take so long that more would take too long
 _TOO_LONG_S, _TOO_LONG = 1.0, 3.0  # seconds, and times the budget
 _SETTLED = 0.03  # relative difference of the medians of both halves of the samples
@@ -39,12 +39,13 @@ def measure(
     if min(warm_up) > worth_us:
         return warm_up
     samples: list[float] = []
+    enough_s = min(_ENOUGH_S, _ENOUGH * budget_s)
     start = time.perf_counter()
     while len(samples) < MOST_SAMPLES:
         samples.append(_timed(work, before))
         spent_s = time.perf_counter() - start
         least = _LEAST_SAMPLES if spent_s < max(_TOO_LONG_S, _TOO_LONG * budget_s) else _FEWEST_SAMPLES
-        if len(samples) >= least and (spent_s > budget_s or _settled(samples, spent_s)):
+        if len(samples) >= least and (spent_s > budget_s or _settled(samples, spent_s > enough_s)):
             break
     return samples
 
@@ -57,11 +58,11 @@ def _timed(work: Callable[[], object], before: Callable[[], object] | None) -> f
     return (time.perf_counter_ns() - start) / 1e3
 
 
-def _settled(samples: list[float], spent_s: float) -> bool:
+def _settled(samples: list[float], took_long: bool) -> bool:
     count = len(samples)
-    if count % (_LEAST_SAMPLES if spent_s > _ENOUGH_S else _ENOUGH_SAMPLES // 2):
+    if count % (_LEAST_SAMPLES if took_long else _ENOUGH_SAMPLES // 2):
         return False
-    if count < _ENOUGH_SAMPLES and spent_s < _ENOUGH_S:
+    if count < _ENOUGH_SAMPLES and not took_long:
         return False
     half = count // 2
     first, second = float(np.median(samples[:half])), float(np.median(samples[half:]))

@@ -25,7 +25,7 @@ from pearl.ipc.shared_buffer import SharedBuffer
 from pearl.standard_streams import keep_standard_streams
 
 _PROGRAM = ("init_main_from_name", "init_main_from_path")
-_POLL_S = 0.01
+_FIRST_POLL_S, _LONGEST_POLL_S = 0.0005, 0.01
 _LONGEST_DEATH_S = 5.0  # a broken driver may keep a killed process alive
 _LONGEST_PARTING_S = 1.0
 
@@ -117,11 +117,12 @@ class ChildProcess:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until the process has ended; False if it has not in time."""
-        deadline = time.monotonic() + timeout_s
+        deadline, poll_s = time.monotonic() + timeout_s, _FIRST_POLL_S
         while self.exit_code is None:
-            if time.monotonic() >= deadline:
+            if (left_s := deadline - time.monotonic()) <= 0:
                 return False
-            time.sleep(_POLL_S)
+            time.sleep(min(poll_s, left_s))
+            poll_s = min(2 * poll_s, _LONGEST_POLL_S)
         return True
 
     def kill(self) -> None:

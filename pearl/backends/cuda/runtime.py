@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import importlib.metadata
 import os
 import re
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pearl.backends.cuda.device import EMULATOR, cuda_index, cuda_name
+from pearl.backends.installed_files import installed_files
 from pearl.backends.on_device import OpenDevice
 from pearl.cache_folder import cache_folder, keeps_kernels
 from pearl.errors import DeviceError
@@ -73,10 +73,7 @@ def find_nvrtc() -> Path | None:
 
 def _candidates() -> Iterator[Path]:
     for name in _WHEELS:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            yield from (
-                Path(file.locate()) for file in importlib.metadata.files(name) or [] if _LIBRARY.match(file.name)
-            )
+        yield from installed_files(name, _LIBRARY.match)
     folders = [Path(sys.prefix) / "lib"]
     folders += [Path(home) / part for name in _TOOLKITS if (home := os.environ.get(name)) for part in ("lib64", "lib")]
     folders.append(Path("/usr/local/cuda/lib64"))

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 from pearl.backends.fpga.emulator import check_emulator, emulator_library
+from pearl.backends.installed_files import installed_files
 from pearl.cache_folder import cache_folder, keeps_kernels
 from pearl.errors import DeviceError
 
@@ -104,9 +105,7 @@ def _library_folders() -> list[Path]:
     """Folders of the libraries: first those of the wheels, then the environment, then an installed oneAPI."""
     folders: list[Path] = []
     for name, library in _LIBRARIES.items():
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            files = importlib.metadata.files(name) or []
-            folders += [Path(file.locate()).parent for file in files if file.name == library]
+        folders += [file.parent for file in installed_files(name, library.__eq__)]
     folders.append(Path(sys.prefix) / "lib")
     if compiler := os.environ.get("CMPLR_ROOT"):
         folders.append(Path(compiler) / "lib")
