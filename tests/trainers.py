@@ -1,6 +1,7 @@
 """Trainer classes and environments that the system tests compose programs from.
 
-Generated programs and their actor processes import this module, and with it the environments' names.
+Generated programs and their actor processes import this module, and with it the environments' names; torch only where
+a class here needs it, as its import takes longer than most of these programs.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import torch
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward
-from torch import nn
 
 from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3, Batch, CrossQ, DroQ
 from pearl.exploration import EpsilonGreedy, GaussianNoise, PolicySampling
+from pearl.lazy_torch import nn, torch
 from pearl.schedules import Schedule
 
 
