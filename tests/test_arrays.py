@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from programs import ONE_CPU, described, run, write_csv_pair
+from programs import ONE_CPU, described, write_csv_pair
 from test_native_learner import random_masks
 from torch import nn
 from trainers import TinyDQN, TinyPPO, TinySAC
@@ -470,16 +470,19 @@ def test_a_program_trains_evaluates_and_saves_without_torch(
     sys.modules.pop("users_script")
     out = tmp_path / "run"
     common = ("--eval-interval", "300", "--eval-episodes", "2", "--run-dir", str(out))
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTING_NOTHING, str(program), *common],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "first training step without jinja2 matplotlib pandas rich tensorboard torch" in done.stdout
+
+    def trained(*options: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", IMPORTING_NOTHING, str(program), *common, *options],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "first training step without jinja2 matplotlib pandas rich tensorboard torch" in done.stdout
+        return done.stdout
+
+    trained()
     assert {path.name for path in out.iterdir()} >= {"weights.safetensors", "best_weights.safetensors", "summary.json"}
-    code, output = run(program, "--resume", "--timesteps", "900", *common)
-    assert code == 0, output
-    assert "Resumed" in output
+    assert "Resumed" in trained("--resume", "--timesteps", "900")

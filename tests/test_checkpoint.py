@@ -34,6 +34,7 @@ from pearl.errors import CheckpointError
 from pearl.replay.reference import ReferenceReplayManager
 from pearl.runtime import checkpoint, checkpoint_files
 from pearl.runtime.checkpoint import CheckpointState, latest_checkpoint, load_checkpoint, save_checkpoint
+from pearl.runtime.checkpoint_files import Tensors
 
 IDENTITY = {"trainer": "DQNTrainer", "env": "CartPole-v1", "network": "4:linear128"}
 
@@ -46,6 +47,10 @@ def state_at(step: int) -> CheckpointState:
         tensors={"q_network": {"weight": torch.arange(6.0).reshape(2, 3), "bias": torch.zeros(0)}},
         arrays={"replay/leaves": np.arange(5000, dtype=np.uint32), "replay/obs": np.full((10, 4), step, np.float32)},
     )
+
+
+def in_torch(loaded: Tensors) -> dict[str, dict[str, torch.Tensor]]:
+    return {group: {name: torch.as_tensor(v) for name, v in found.items()} for group, found in loaded.items()}
 
 
 @pytest.fixture
@@ -76,7 +81,7 @@ def test_everything_comes_back(saved: Path) -> None:
     expected, loaded = state_at(1000), load_checkpoint(saved, IDENTITY)
     assert saved.name == "checkpoint-000001000"
     assert (loaded.step, loaded.identity, loaded.counters) == (1000, expected.identity, expected.counters)
-    torch.testing.assert_close(loaded.tensors, expected.tensors, rtol=0, atol=0)
+    torch.testing.assert_close(in_torch(loaded.tensors), expected.tensors, rtol=0, atol=0)
     assert loaded.arrays.keys() == expected.arrays.keys()
     for name, array in expected.arrays.items():
         np.testing.assert_array_equal(loaded.arrays[name], array)
@@ -150,7 +155,9 @@ def test_tensors_of_any_shape_dtype_and_layout_come_back(
         tensor = tensor.transpose(0, 1)
     part = tensor[..., :1] if tensor.ndim else tensor
     state = CheckpointState(1, tensors={"g": {"a": tensor, "tied": tensor, "part": part}})
-    loaded = load_checkpoint(save_checkpoint(tmp_path / "run", state, keep=1)).tensors["g"]
+    found = load_checkpoint(save_checkpoint(tmp_path / "run", state, keep=1)).tensors
+    assert isinstance(found["g"]["a"], np.ndarray) == (dtype != torch.bfloat16)
+    loaded = in_torch(found)["g"]
     assert loaded["a"].dtype == dtype
     assert torch.equal(loaded["a"], tensor)
     assert torch.equal(loaded["tied"], tensor)
@@ -303,7 +310,7 @@ def test_a_save_killed_at_any_step_leaves_the_one_before_or_the_new_one(tmp_path
         if state.step == 1:
             assert "checkpoint-000000002" not in found
         assert np.all(state.arrays["replay/obs"] == state.step)
-        torch.testing.assert_close(state.tensors, state_at(1).tensors, rtol=0, atol=0)
+        torch.testing.assert_close(in_torch(state.tensors), state_at(1).tensors, rtol=0, atol=0)
         if at % 5 == 0:
             save_checkpoint(directory, state_at(3), keep=1)
             assert names(directory) == ["checkpoint-000000003"]

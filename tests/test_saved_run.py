@@ -357,10 +357,11 @@ def content_of(state: CheckpointState) -> tuple[Any, ...]:
         if group == RANDOM_GROUP:  # torch leaves out what of a random state means nothing to it
             continue
         for name, tensor in found.items():
-            raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+            array = np.asarray(tensor)
+            raw = array.tobytes()
             if name == "scalars.json":
                 raw = repr(sorted(json.loads(raw, parse_int=float).items())).encode()
-            tensors[f"{group}:{name}"] = (str(tensor.dtype), tuple(tensor.shape)[: name != "scalars.json"], raw)
+            tensors[f"{group}:{name}"] = (str(array.dtype), array.shape[: name != "scalars.json"], raw)
     return state.step, dict(state.identity), counters, arrays, tensors
 
 

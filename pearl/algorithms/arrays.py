@@ -539,6 +539,28 @@ class ArrayAdam:
         arrays = {name: Array(values) for name, values in self.state.items()}
         return {"state": {0: arrays} if arrays else {}, "param_groups": self.param_groups}
 
+    def fits(self, found: object) -> bool:
+        """Whether `found` is a state dict that this one could have: a rate may differ, other settings are the same."""
+        if not isinstance(found, dict) or found.keys() != {"state", "param_groups"}:
+            return False
+        states, groups = found["state"], found["param_groups"]
+        if not isinstance(groups, list) or len(groups) != 1 or not isinstance(groups[0], dict):
+            return False
+        rate, own = groups[0].get("lr"), self.param_groups[0]
+        if not isinstance(rate, int | float) or not 0.0 <= rate < math.inf or groups[0] != {**own, "lr": rate}:
+            return False
+        if states == {}:
+            return True
+        if not isinstance(states, dict) or states.keys() != {0} or not isinstance(states[0], dict):
+            return False
+        shapes = {"step": (), "exp_avg": self._shape, "exp_avg_sq": self._shape}
+        if {name: getattr(array, "shape", None) for name, array in states[0].items()} != shapes:
+            return False
+        if any(array.dtype != np.float32 for array in states[0].values()):
+            return False
+        step = float(states[0]["step"])
+        return math.isfinite(step) and step >= 0.0 and step == int(step)
+
     def load(self, state: Mapping[str, np.ndarray], group: Mapping[str, Any]) -> None:
         """Take the values of a state, which may be empty, and the settings of a group."""
         self.param_groups[0].update(group)

@@ -158,15 +158,10 @@ def _real(value: object) -> float | None:
 
 
 def _read_tensors(file: Path) -> Mapping[str, Stored]:
-    import safetensors.numpy
-
     try:
-        found: Mapping[str, np.ndarray] = safetensors.numpy.load_file(file)
-    except (KeyError, TypeError):  # a dtype that NumPy lacks, such as bfloat16
         return read_tensors(file.parent, file.name)
-    except Exception as error:  # SafetensorError, and what Python makes of a header
-        raise PolicyError(f"{file} is not a safetensors file ({error}). Take it from the run again.") from error
-    return found
+    except CheckpointError as error:
+        raise PolicyError(f"{error} It was looked for in {file.parent}. Take it from the run again.") from error
 
 
 def _read_checkpoint(run: Path, folder: Path, which: Which | None) -> tuple[Mapping[str, Stored], WeightsOrigin]:

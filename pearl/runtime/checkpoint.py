@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,6 +33,7 @@ from pearl.runtime.checkpoint_files import (
     Manifest,
     NumpyArray,
     Scalar,
+    Stored,
     Tensors,
     array_path,
     check_file,
@@ -49,9 +49,6 @@ from pearl.runtime.checkpoint_files import (
     write_tensors,
 )
 
-if TYPE_CHECKING:
-    import torch
-
 _FOLDER = re.compile(r"checkpoint-(\d{9,})(?:-r(\d+))?")
 _LEFTOVER = re.compile(r"\.checkpoint-\d+(?:-r\d+)?-tmp-\d+")
 
@@ -64,8 +61,8 @@ class CheckpointState:
 
     `step` counts environment steps. `identity` says which program the state belongs to (trainer, environment, network
     signature, transition columns): a checkpoint is loaded only into its own. `counters` are plain scalars; `tensors`
-    are groups of named torch tensors on any device (loaded: on the CPU); `arrays` are NumPy arrays of any size, read
-    where they lie, whose names may contain "/".
+    are groups of named torch tensors on any device, or of arrays (loaded: arrays, where NumPy has the dtypes); `arrays`
+    are NumPy arrays of any size, read where they lie, whose names may contain "/".
     """
 
     step: int
@@ -244,7 +241,7 @@ def load_checkpoint(path: Path, identity: Mapping[str, str] | None = None, mmap:
         manifest = read_manifest(folder)
     if identity is not None:
         _check_identity(folder, identity, manifest.identity)
-    tensors: dict[str, Mapping[str, torch.Tensor]] = {}
+    tensors: dict[str, Mapping[str, Stored]] = {}
     arrays: dict[str, NumpyArray] = {}
     with _damage_named(folder):
         for name, entry in manifest.files.items():

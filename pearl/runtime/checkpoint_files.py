@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
 Scalar: TypeAlias = "bool | int | float | str"
-Stored: TypeAlias = "torch.Tensor | np.ndarray"  # arrays of networks that are not in torch
+Stored: TypeAlias = "torch.Tensor | np.ndarray"
 Tensors: TypeAlias = "Mapping[str, Mapping[str, Stored]]"
 NumpyArray: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -319,14 +319,24 @@ def check_file(folder: Path, name: str, entry: FileEntry) -> None:
         raise CheckpointError(f"{name} has CRC-32 {crc:08x}; {entry.crc32} was written. Its content is damaged.")
 
 
-def read_tensors(folder: Path, name: str) -> dict[str, torch.Tensor]:
-    """The tensors of the safetensors file `name`, on the CPU."""
-    import safetensors.torch
+def read_tensors(folder: Path, name: str) -> dict[str, Stored]:
+    """The tensors of the safetensors file `name` as arrays, which do not need torch.
 
+    Where one has a dtype that NumPy lacks, such as bfloat16, they are tensors on the CPU.
+    """
+    import safetensors.numpy
+
+    file = folder / name
     try:
-        # Cloned, because the tensors that safetensors returns lie in a map of the file.
-        return {key: tensor.clone() for key, tensor in safetensors.torch.load_file(folder / name).items()}
-    except Exception as error:  # SafetensorError, and what torch makes of a header: TypeError, RuntimeError, ...
+        try:
+            found: Mapping[str, Any] = safetensors.numpy.load_file(file)
+        except (KeyError, TypeError):
+            import safetensors.torch
+
+            return {key: tensor.clone() for key, tensor in safetensors.torch.load_file(file).items()}
+        # Copied, because they may lie in a map of the file.
+        return {key: np.array(array) for key, array in found.items()}
+    except Exception as error:  # SafetensorError, and what torch and Python make of a header: RuntimeError, ...
         raise CheckpointError(f"{name} is not a safetensors file ({error}).") from error
 
 

@@ -122,7 +122,7 @@ def load_module_tensors(trainer: object, tensors: Tensors) -> None:
     name, and the shape and dtype that were expected and found.
     """
     tensors = {group: content for group, content in tensors.items() if group != RANDOM_GROUP}
-    if (arrays := arrays_of(trainer)) is not None and _are_arrays(tensors):
+    if (arrays := arrays_of(trainer)) is not None and _fit_arrays(trainer, tensors):
         for name, part in arrays.items():
             _load_arrays(part, tensors.get(name, {}))
         return
@@ -140,12 +140,41 @@ def check_module_tensors(trainer: object, tensors: Tensors) -> None:
 
     A trainer's own `load_state_tensors` is not asked.
     """
+    if arrays_of(trainer) is not None and _fit_arrays(trainer, tensors):
+        return
     if getattr(trainer, "load_state_tensors", None) is None:
         _prepared_loads(trainer, _in_torch(tensors))
 
 
-def _are_arrays(tensors: Tensors) -> bool:
-    return all(isinstance(value, np.ndarray) for content in tensors.values() for value in content.values())
+def _fit_arrays(trainer: object, tensors: Tensors) -> bool:
+    """Whether `tensors` are arrays that a trainer in arrays may take as they are.
+
+    What does not fit is left to torch, which is not imported here: it takes more, and says what is wrong.
+    """
+    arrays = arrays_of(trainer)
+    assert arrays is not None
+    present = module_tensors(trainer)
+    if tensors.keys() != present.keys():
+        return False
+    parts = dict(arrays.items())
+    return all(_fits_part(parts[group], present[group], content) for group, content in tensors.items())
+
+
+def _fits_part(part: object, present: Mapping[str, Stored], found: Mapping[str, Stored]) -> bool:
+    if not all(isinstance(value, np.ndarray) for value in found.values()):
+        return False
+    if not isinstance(part, ArrayAdam):
+        return found.keys() == present.keys() and all(
+            value.shape == present[name].shape and value.dtype == present[name].dtype for name, value in found.items()
+        )
+    unflattened = _Unflattener(part.name, found)
+    try:
+        scalars, expected = _json_value(part.name, found), _json_value(part.name, present)
+        state = unflattened("", scalars.pop("state_dict", None))
+    except CheckpointError:
+        return False
+    del expected["state_dict"]
+    return scalars == expected and unflattened.used == set(found) - {_SCALARS} and part.fits(state)
 
 
 def _in_torch(tensors: Tensors) -> dict[str, dict[str, torch.Tensor]]:
@@ -170,7 +199,7 @@ def _group_of_arrays(name: str, part: object) -> dict[str, Stored]:
 
 
 def _load_arrays(part: object, group: Mapping[str, Any]) -> None:
-    """The inverse, for a group of the same run."""
+    """The inverse, for a group that fits."""
     into: Mapping[str, np.ndarray] = {}
     if isinstance(part, ArrayModule):
         into = part.state()
