@@ -547,7 +547,9 @@ class ArrayAdam:
         if not isinstance(groups, list) or len(groups) != 1 or not isinstance(groups[0], dict):
             return False
         rate, own = groups[0].get("lr"), self.param_groups[0]
-        if not isinstance(rate, int | float) or not 0.0 <= rate < math.inf or groups[0] != {**own, "lr": rate}:
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0.0 <= rate < math.inf:
+            return False
+        if groups[0] != {**own, "lr": rate}:
             return False
         if states == {}:
             return True

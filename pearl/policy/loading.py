@@ -161,7 +161,7 @@ def _read_tensors(file: Path) -> Mapping[str, Stored]:
     try:
         return read_tensors(file.parent, file.name)
     except CheckpointError as error:
-        raise PolicyError(f"{error} It was looked for in {file.parent}. Take it from the run again.") from error
+        raise PolicyError(f"{file.parent}: {error} Take it from the run again.") from error
 
 
 def _read_checkpoint(run: Path, folder: Path, which: Which | None) -> tuple[Mapping[str, Stored], WeightsOrigin]:

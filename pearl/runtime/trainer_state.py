@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pearl.algorithms.arrays import Array, ArrayAdam, ArrayModule, ArrayValue
+from pearl.algorithms.arrays import Array, ArrayAdam, ArrayModule, ArrayParts, ArrayValue
 from pearl.algorithms.trainer import Trainer, arrays_of
 from pearl.errors import CheckpointError
 from pearl.lazy_torch import is_imported, is_tensor, torch
@@ -122,7 +122,7 @@ def load_module_tensors(trainer: object, tensors: Tensors) -> None:
     name, and the shape and dtype that were expected and found.
     """
     tensors = {group: content for group, content in tensors.items() if group != RANDOM_GROUP}
-    if (arrays := arrays_of(trainer)) is not None and _fit_arrays(trainer, tensors):
+    if (arrays := arrays_of(trainer)) is not None and _fit_arrays(arrays, tensors):
         for name, part in arrays.items():
             _load_arrays(part, tensors.get(name, {}))
         return
@@ -140,41 +140,34 @@ def check_module_tensors(trainer: object, tensors: Tensors) -> None:
 
     A trainer's own `load_state_tensors` is not asked.
     """
-    if arrays_of(trainer) is not None and _fit_arrays(trainer, tensors):
+    if (arrays := arrays_of(trainer)) is not None and _fit_arrays(arrays, tensors):
         return
     if getattr(trainer, "load_state_tensors", None) is None:
         _prepared_loads(trainer, _in_torch(tensors))
 
 
-def _fit_arrays(trainer: object, tensors: Tensors) -> bool:
-    """Whether `tensors` are arrays that a trainer in arrays may take as they are.
+def _fit_arrays(arrays: ArrayParts, tensors: Tensors) -> bool:
+    """Whether `tensors` are arrays that networks and optimizers in arrays may take as they are.
 
     What does not fit is left to torch, which is not imported here: it takes more, and says what is wrong.
     """
-    arrays = arrays_of(trainer)
-    assert arrays is not None
-    present = module_tensors(trainer)
-    if tensors.keys() != present.keys():
+    parts = {name: part for name, part in arrays.items() if isinstance(part, ArrayAdam) or _arrays_of_part(part)}
+    try:
+        return tensors.keys() == parts.keys() and all(_fits(name, parts[name], tensors[name]) for name in tensors)
+    except CheckpointError:
         return False
-    parts = dict(arrays.items())
-    return all(_fits_part(parts[group], present[group], content) for group, content in tensors.items())
 
 
-def _fits_part(part: object, present: Mapping[str, Stored], found: Mapping[str, Stored]) -> bool:
+def _fits(name: str, part: object, found: Mapping[str, Stored]) -> bool:
     if not all(isinstance(value, np.ndarray) for value in found.values()):
         return False
     if not isinstance(part, ArrayAdam):
-        return found.keys() == present.keys() and all(
-            value.shape == present[name].shape and value.dtype == present[name].dtype for name, value in found.items()
-        )
-    unflattened = _Unflattener(part.name, found)
-    try:
-        scalars, expected = _json_value(part.name, found), _json_value(part.name, present)
-        state = unflattened("", scalars.pop("state_dict", None))
-    except CheckpointError:
-        return False
-    del expected["state_dict"]
-    return scalars == expected and unflattened.used == set(found) - {_SCALARS} and part.fits(state)
+        _check_tensors(name, _arrays_of_part(part), found)
+        return True
+    scalars, unflattened = _json_value(name, found), _Unflattener(name, found)
+    state = unflattened("", scalars.pop("state_dict", None))
+    same = scalars == {"class": part.name, "parameters": part.parameter_shapes()}
+    return same and unflattened.used == set(found) - {_SCALARS} and part.fits(state)
 
 
 def _in_torch(tensors: Tensors) -> dict[str, dict[str, torch.Tensor]]:
@@ -184,13 +177,16 @@ def _in_torch(tensors: Tensors) -> dict[str, dict[str, torch.Tensor]]:
     }
 
 
+def _arrays_of_part(part: object) -> Mapping[str, np.ndarray]:
+    """The arrays of a network or a number, which are its state; empty for an optimizer, and for what is not saved."""
+    if isinstance(part, ArrayModule):
+        return part.state()
+    return {"value": part.values} if isinstance(part, ArrayValue) and part.saved else {}
+
+
 def _group_of_arrays(name: str, part: object) -> dict[str, Stored]:
     """The group of a part that is in arrays; empty for parts that have none."""
-    group: dict[str, Stored] = {}
-    if isinstance(part, ArrayModule):
-        return {key: values.copy() for key, values in part.state().items()}
-    if isinstance(part, ArrayValue) and part.saved:
-        return {"value": part.values.copy()}
+    group: dict[str, Stored] = {key: values.copy() for key, values in _arrays_of_part(part).items()}
     if isinstance(part, ArrayAdam):
         scalars: dict[str, Any] = {"class": part.name, "parameters": part.parameter_shapes()}
         scalars["state_dict"] = _flatten(name, "", part.state_dict(), group)
@@ -200,15 +196,10 @@ def _group_of_arrays(name: str, part: object) -> dict[str, Stored]:
 
 def _load_arrays(part: object, group: Mapping[str, Any]) -> None:
     """The inverse, for a group that fits."""
-    into: Mapping[str, np.ndarray] = {}
-    if isinstance(part, ArrayModule):
-        into = part.state()
-    elif isinstance(part, ArrayValue) and part.saved:
-        into = {"value": part.values}
-    elif isinstance(part, ArrayAdam):
+    if isinstance(part, ArrayAdam):
         state = _Unflattener(part.name, group)("", _json_value(part.name, group)["state_dict"])
         part.load(state["state"].get(0, {}), state["param_groups"][0])
-    for key, values in into.items():
+    for key, values in _arrays_of_part(part).items():
         values[...] = group[key]
 
 

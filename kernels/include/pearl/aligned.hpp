@@ -21,8 +21,8 @@ inline std::size_t round_up(std::size_t value, std::size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// How many of `count` each share has, if they are as few and as even as at most `most` in each allow. The last may have
-// fewer.
+// The size of a share where `count` things are split into as few shares as possible, of at most `most` each and all of
+// about the same size. The last share may be smaller.
 inline constexpr std::size_t even_share(std::size_t count, std::size_t most) {
   const std::size_t shares = count <= most ? 1 : (count + most - 1) / most;
   return (count + shares - 1) / shares;
