@@ -164,6 +164,15 @@ def test_tensors_of_any_shape_dtype_and_layout_come_back(
     assert torch.equal(loaded["part"], part)
 
 
+def test_what_other_packages_add_to_numpy_changes_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("ml_dtypes")  # its bfloat16 is a dtype of NumPy once it is imported
+    tensor = torch.arange(3.0).to(torch.bfloat16)
+    state = CheckpointState(1, tensors={"g": {"a": tensor, "b": torch.ones(2)}})
+    found = load_checkpoint(save_checkpoint(tmp_path, state)).tensors["g"]
+    assert isinstance(found["a"], torch.Tensor)
+    assert torch.equal(found["a"], tensor)
+
+
 def test_arrays_are_streamed_not_copied(tmp_path: Path) -> None:
     # Address space is capped in a child: 300 MB of view, 100 MB of room.
     script = """

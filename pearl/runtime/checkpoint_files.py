@@ -7,6 +7,7 @@ Every CheckpointError says what is wrong with which file; `checkpoint.py` adds w
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import io
 import json
@@ -328,9 +329,11 @@ def read_tensors(folder: Path, name: str) -> dict[str, Stored]:
 
     file = folder / name
     try:
-        try:
-            found: Mapping[str, Any] = safetensors.numpy.load_file(file)
-        except (KeyError, TypeError):
+        found: Mapping[str, Any] = {}
+        with contextlib.suppress(KeyError, TypeError):  # for a dtype that NumPy lacks
+            found = safetensors.numpy.load_file(file)
+        # Another package, such as ml_dtypes, may have registered the dtype in NumPy; torch does not know it there.
+        if not found or any(array.dtype.isbuiltin != 1 for array in found.values()):
             import safetensors.torch
 
             return {key: tensor.clone() for key, tensor in safetensors.torch.load_file(file).items()}
