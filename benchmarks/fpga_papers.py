@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from composer.fpga.learner_pipeline import LearnerPipeline
 from composer.fpga.model import FpgaPart, ReplayTree, SharedDesign, explore, printed_learner, share
-from composer.matrix import LearnerCell, MatrixRow, Measurement, MissingCell, PairCell, ReplayCell
+from composer.matrix import LearnerCell, MatrixRow, MissingCell, PairCell, ReplayCell
+from composer.measurement import Measurement
 from composer.modelled_rows import FPGA_LEARNER, ModelledRow, ModelledWork, fpga_row
 from composer.platform import OWN_MEMORY_LATENCY_US, own_memory
 from pearl.devices.description import Device

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from composer.calibration import SIZES, SOFTWARE, CalibrationKey, CalibrationStore, Entry
 from composer.interpolation import interpolate
-from composer.matrix import Measurement
+from composer.measurement import Measurement
 from composer.platform import Platform, usable
 from pearl.backends import backend_of
 from pearl.devices.description import Device

@@ -17,20 +17,19 @@ from composer.matrix import (
     Candidacy,
     LearnerCell,
     LearnerOption,
-    Measurement,
     MissingCell,
     PairCell,
     ReplayCell,
     StorageCell,
 )
+from composer.measurement import Measurement
+from composer.metric import Metric, parse_metric
 from composer.placement import (
-    METRICS,
     TIE,
     Candidate,
     Impossible,
     IterationTerms,
     LearnerConfig,
-    Metric,
     Placement,
     ReplayConfig,
     StorageOption,
@@ -51,18 +50,6 @@ MESSAGE_BYTES = 8 + 4 + 4
 WORD_BYTES = 8
 
 _BYTES_PER_US_PER_GBPS = 1e3
-
-
-def parse_metric(metric: str) -> Metric:
-    """The metric named `throughput`, `Throughput`, `power_efficiency` or `PowerEfficiency`, in any case."""
-    plain_name = str(metric).lower().replace("_", "")
-    for known in METRICS:
-        if plain_name == known.replace("_", ""):
-            return known
-    raise ConfigurationError(
-        f"The metric to optimise must be 'throughput' or 'power_efficiency' (also 'Throughput', 'PowerEfficiency'); "
-        f"found {metric!r}."
-    )
 
 
 def place(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from composer.composer import Composer
-from composer.on_policy.composition import Profiled
+from composer.composing import Profiled
 from composer.profiling.context import BUDGET_S
 from pearl.errors import ConfigurationError, PearlError
 

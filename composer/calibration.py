@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from composer.matrix import Measurement
+from composer.measurement import Measurement
 from composer.serialization import from_document, to_document
 from pearl import __version__
 from pearl.atomic_file import write_text

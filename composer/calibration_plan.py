@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from composer.calibration import CalibrationKey
-from composer.matrix import Measurement
+from composer.measurement import Measurement
 from composer.profiling.context import Work
 from composer.profiling.profiler import Profiler
 from pearl.devices.description import Device

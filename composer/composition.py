@@ -6,7 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar, cast
 
-from composer.matrix import AssignmentMatrix, Measurement
+from composer.matrix import AssignmentMatrix
+from composer.measurement import Measurement
 from composer.on_policy.matrix import RolloutMatrix
 from composer.on_policy.placement import RolloutPlacement
 from composer.placement import Placement

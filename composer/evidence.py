@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from composer.matrix import AssignmentMatrix, LearnerCell, Measurement
+from composer.matrix import AssignmentMatrix, LearnerCell
+from composer.measurement import Measurement
 from composer.platform import Platform
 from composer.storage_rule import StorageRule
 from pearl.devices.description import Connection, Device

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from composer.matrix import Measurement
+from composer.measurement import Measurement
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from composer.fpga.learner_program import LearnerProgram
 from composer.fpga.model import FpgaPart, ReplayTree, missing_columns
 from composer.fpga.nominal_kernels import nominal_replay, submit_interval
 from composer.fpga.program_design import ProgramDesign, ProgramSpace, program_tree, replay_resources
-from composer.matrix import Cell, LearnerCell, MatrixRow, Measurement, MissingCell, PairCell, ReplayCell, StorageCell
+from composer.matrix import Cell, LearnerCell, MatrixRow, MissingCell, PairCell, ReplayCell, StorageCell
+from composer.measurement import Measurement
 from composer.platform import OWN_MEMORY_LATENCY_US, own_memory
 from pearl.backends import AUTO, backend_of, fpga, model, null
 from pearl.backends.model.device import GpuParameters, ProcessorParameters, model_parameters

@@ -6,13 +6,15 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import RenderableType
 
 from composer.evidence import Evidence
 from composer.learners_choice import LearnersChoice
-from composer.matrix import Measurement, UnavailableDevice, UnsupportedLearner
+from composer.matrix import UnavailableDevice, UnsupportedLearner
+from composer.measurement import Measurement
+from composer.metric import Metric
 from composer.nodes import NodeShare
 from composer.report import placement_report, plain, short_number
 from composer.serialization import from_document, to_document
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
 
     from composer.explain import Explanation
 
-Metric: TypeAlias = Literal["throughput", "power_efficiency"]
-METRICS: tuple[Metric, ...] = get_args(Metric)
 
 BEYOND_PARTS = "what its parts do not explain"  # of an iteration that was measured as a whole
 

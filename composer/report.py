@@ -13,7 +13,8 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from composer.learners_choice import LearnersChoice
-    from composer.matrix import AssignmentMatrix, Cell, LearnerCell, Measurement, UnsupportedLearner
+    from composer.matrix import AssignmentMatrix, Cell, LearnerCell, UnsupportedLearner
+    from composer.measurement import Measurement
     from composer.placement import Candidate, LearnerConfig, Placement
 
 _WIDTH = 120

@@ -21,7 +21,8 @@ import numpy as np
 
 from composer.absent import NotCalibratedError
 from composer.calibration import CalibrationKey
-from composer.matrix import Candidacy, Measurement
+from composer.matrix import Candidacy
+from composer.measurement import Measurement
 from composer.placement import Candidate, Placement, WholeIteration
 from composer.profiling.context import ProfilingContext
 from composer.profiling.keys import kernel_hash

@@ -9,15 +9,13 @@ waits, by the times that were measured of both, within the bounds of the algorit
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from composer.placement import Placement
 from composer.problem import Problem
 from composer.trials import Speed
-from pearl.backends import AUTO
+from composer.tunables import TUNABLES, Tunable
 from pearl.errors import ConfigurationError
 
 _WORTH_IT = 1.05  # a gain below this is not told from noise
@@ -25,50 +23,6 @@ _SATURATED = 0.97  # the share of the time in which a Learner trains, above whic
 
 
 Measure = Callable[[Problem, int], Speed | None]  # of a problem's program, in its n-th run
-
-
-@dataclass(frozen=True)
-class Tunable:
-    """A setting to search: its values in order, and the one to begin with, which stays where nothing can be tried."""
-
-    name: str
-    values: tuple[int, ...]
-    start: int
-    change: Callable[[Problem, int], Problem]
-    feeds: bool = False  # a higher value collects faster
-    no_effect: Callable[[Placement], str] = lambda _: ""
-
-
-def _field(part: str, name: str) -> Callable[[Problem, int], Problem]:
-    def change(problem: Problem, value: int) -> Problem:
-        changed = dataclasses.replace(getattr(problem, part), **{name: value})
-        return dataclasses.replace(problem, **{part: changed})
-
-    return change
-
-
-def _only_setting_1(placement: Placement) -> str:
-    return "" if placement.setting == 1 else "setting 2 samples after the last update: the delay has no effect"
-
-
-TUNABLES = {
-    tunable.name: tunable
-    for tunable in (
-        Tunable("envs_per_actor", (1, 2, 4, 8, 16, 32, 64), 8, _field("actors", "envs_per_actor"), feeds=True),
-        Tunable("num_actors", (1, 2, 4, 8, 16, 32, 64), 1, _field("actors", "count"), feeds=True),
-        Tunable(
-            "priority_update_delay",
-            (0, 1, 2, 4, 8),
-            1,
-            _field("train", "priority_update_delay"),
-            no_effect=_only_setting_1,
-        ),
-        Tunable("insertion_rows", (32, 128, 512, 2048), 128, _field("train", "insertion_rows")),
-    )
-}
-
-
-REPLAY_RATIO = "replay_ratio"
 
 
 def updates_per_step(trainer_class: type, settings: Mapping[str, object]) -> tuple[float, float]:
@@ -100,20 +54,6 @@ def balanced_ratio(
     elif balanced < least:
         why += f"; the Actors wait, as the algorithm's least_updates_per_step is {least:g}"
     return updates * batch_size, why
-
-
-def without_auto(settings: Mapping[str, object]) -> tuple[dict[str, object], tuple[str, ...]]:
-    """The settings that have a value, and the names of those to search. ConfigurationError for one that cannot be."""
-    wanted = tuple(name for name, value in settings.items() if value == AUTO)
-    for name in wanted:
-        if name not in TUNABLES and name != REPLAY_RATIO:
-            raise ConfigurationError(f'{name} cannot be "auto"; {", ".join(TUNABLES)} and {REPLAY_RATIO} can.')
-    return {name: value for name, value in settings.items() if value != AUTO}, wanted
-
-
-def start_of(names: tuple[str, ...]) -> dict[str, int]:
-    """The values with which the search of these settings begins; the replay ratio is not searched."""
-    return {name: TUNABLES[name].start for name in names if name in TUNABLES}
 
 
 def tuned(

@@ -57,13 +57,14 @@ def calibration_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
 @pytest.fixture(scope="module")
 def quick_profiles() -> Iterator[None]:
     """Short measurements: composing takes a fraction of a second a device."""
-    from composer import composer
+    from composer import replay_composing
+    from composer.on_policy import composing as rollout_composing
     from composer.on_policy.profiling import RolloutProfiler
     from composer.profiling.profiler import Profiler
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(composer, "Profiler", functools.partial(Profiler, budget_s=0.03))
-        patch.setattr(composer, "RolloutProfiler", functools.partial(RolloutProfiler, budget_s=0.03))
+        patch.setattr(replay_composing, "Profiler", functools.partial(Profiler, budget_s=0.03))
+        patch.setattr(rollout_composing, "RolloutProfiler", functools.partial(RolloutProfiler, budget_s=0.03))
         yield
 
 

@@ -14,7 +14,6 @@ from composer.matrix import (
     LearnerCell,
     LearnerOption,
     MatrixRow,
-    Measurement,
     MissingCell,
     PairCell,
     ReplayCell,
@@ -22,6 +21,7 @@ from composer.matrix import (
     UnavailableDevice,
     UnsupportedLearner,
 )
+from composer.measurement import Measurement
 from composer.platform import Platform
 from pearl.devices import Connection, Device
 from pearl.runtime.telemetry import PARTS

@@ -23,6 +23,7 @@ from composer.nodes import spread
 from composer.platform import Node, Platform
 from composer.problem import Problem
 from composer.recompose import recompose
+from composer.replay_composing import ReplayComposing
 from pearl.algorithms import DQN, PPO
 from pearl.devices.description import Connection, Device
 from pearl.errors import ConfigurationError, DeviceFileError, MissingExtraError, PearlError, PlacementError
@@ -46,7 +47,9 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> Problem:
     composer = composer_of(DQN)
     composer.set_learners(1)
     composer.set_actors(4, "CartPole-v1", envs_per_actor=4)
-    return composer._check_problem(CalibrationStore(tmp_path_factory.mktemp("store") / "store.json"))
+    return ReplayComposing(
+        composer, CalibrationStore(tmp_path_factory.mktemp("store") / "store.json")
+    ).checked_problem()
 
 
 def platform_of(host: int, *nodes: tuple[int, float]) -> Platform:

@@ -268,13 +268,13 @@ def test_a_name_that_is_no_game() -> None:
 def test_a_game_is_stepped_by_ale_py_if_that_is_left_to_the_composer() -> None:
     composer = Composer(progress=False)
     composer.set_actors(1, env="ALE/Pong-v5", vectorization="auto")
-    assert composer._actors is not None
-    assert composer._actors.vectorization == "atari"
+    assert composer.actors is not None
+    assert composer.actors.vectorization == "atari"
     said: list[str] = []
-    assert fastest(composer._actors, lambda _: 1 / 0, said.append) == composer._actors
+    assert fastest(composer.actors, lambda _: 1 / 0, said.append) == composer.actors
     assert said == ["vectorization: atari, ale-py's vector with its preprocessing of frames"]
     composer.set_wrappers([FrameStackObservation])  # which that vector does not take
-    assert composer._actors.vectorization == "sync"
+    assert composer.actors.vectorization == "sync"
 
 
 @pytest.mark.slow

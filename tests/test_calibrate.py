@@ -15,8 +15,7 @@ from programs import described, write_csv_pair
 from trainers import TinyDQN
 from typer.testing import CliRunner
 
-from composer import Composer
-from composer import composer as composer_module
+from composer import Composer, composing
 from composer.calibrate import Progress, calibrate, family
 from composer.calibration import CalibrationStore
 from composer.matrix import AssignmentMatrix, MissingCell
@@ -202,10 +201,10 @@ def test_a_store_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch:
 def test_resizing_leaves_the_original_as_it_is(tmp_path: Path) -> None:
     composer = described(write_csv_pair(tmp_path, ("cpu0,cpu,cpu,,1,60",)), training={"n_step": 2})
     other = composer.resized(batch_size=64, capacity=500, fanout=4)
-    assert other._training == {"n_step": 2, "batch_size": 64}
-    assert composer._training == {"n_step": 2}
-    assert (other._replay.capacity, other._replay.fanout) == (500, 4)  # type: ignore[union-attr]
-    assert composer._replay.capacity == 2000  # type: ignore[union-attr]
+    assert other.training == {"n_step": 2, "batch_size": 64}
+    assert composer.training == {"n_step": 2}
+    assert (other.replay.capacity, other.replay.fanout) == (500, 4)  # type: ignore[union-attr]
+    assert composer.replay.capacity == 2000  # type: ignore[union-attr]
     with pytest.raises(ConfigurationError, match="batch_size"):
         composer.resized(batch_size=0)
     with pytest.raises(ConfigurationError, match="set_replay"):
@@ -414,7 +413,7 @@ def test_a_repeated_run_measures_neither_primitives_nor_links(monkeypatch: pytes
         composer.run()
         return composer
 
-    discover, measured = composer_module.discover, []
+    discover, measured = composing.discover, []
 
     def watched(measure: bool = True, **options: Any) -> Any:
         measured.append(measure)
@@ -424,7 +423,7 @@ def test_a_repeated_run_measures_neither_primitives_nor_links(monkeypatch: pytes
         memory = Connection("cpu0", "cpu0", 0.1, 12.5)
         return [dataclasses.replace(d, memory_bandwidth_gbps=12.5) for d in devices], [memory]
 
-    monkeypatch.setattr(composer_module, "discover", watched)
+    monkeypatch.setattr(composing, "discover", watched)
     first = run()
     assert measured == [False, True]
     store = CalibrationStore().path.read_bytes()

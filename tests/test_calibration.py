@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from composer import calibration
 from composer.calibration import CalibrationKey, CalibrationStore, Imported, Machine, default_path
-from composer.matrix import Measurement
+from composer.measurement import Measurement
 from pearl import __version__
 from pearl.devices.description import Connection, Device
 from pearl.errors import ConfigurationError

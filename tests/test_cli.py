@@ -262,7 +262,7 @@ def test_compose_again_keeps_an_edited_program(composed, caplog):
 )
 def test_compose_explains_what_is_wrong(tmp_path, monkeypatch, text, part):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("composer.composer.Profiler", None)  # nothing is measured
+    monkeypatch.setattr("composer.replay_composing.Profiler", None)  # nothing is measured
     Path("bad.toml").write_text(text)
     result = invoke("compose", "bad.toml")
     assert result.exit_code == 1
@@ -291,7 +291,7 @@ def test_compose_for_a_null_device_keeps_matrix_and_placement(tmp_path, monkeypa
 def test_compose_says_where_it_cannot_write_before_it_measures(composed, monkeypatch):
     folder, _ = composed
     (folder / "file").touch()
-    monkeypatch.setattr("composer.composer.Profiler", None)
+    monkeypatch.setattr("composer.replay_composing.Profiler", None)
     result = invoke("compose", folder / "small.toml", "--output", folder / "file" / "program.py")
     assert result.exit_code == 1
     assert "cannot be written" in result.stderr

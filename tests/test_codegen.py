@@ -29,10 +29,10 @@ from composer.matrix import (
     LearnerCell,
     LearnerOption,
     MatrixRow,
-    Measurement,
     PairCell,
     ReplayCell,
 )
+from composer.measurement import Measurement
 from composer.placement import Placement
 from composer.platform import Platform
 from composer.problem import Problem
@@ -622,7 +622,7 @@ def test_script_without_guard_says_so_to_its_user(csv_pair: CsvPair, tmp_path: P
     script = tmp_path / "compose.py"
     script.write_text(
         "import functools\n\n"
-        "import composer.composer as quick\n"
+        "import composer.replay_composing as quick\n"
         "from pearl import Composer\n"
         "from pearl.algorithms import DQN\n\n"
         "quick.Profiler = functools.partial(quick.Profiler, budget_s=0.01)\n\n\n"

@@ -19,6 +19,8 @@ from trainers import FailsInTraining, TinyDQN
 
 from composer import AssignmentMatrix, Placement
 from composer import Composer as ComposerItself
+from composer.calibration import CalibrationStore
+from composer.replay_composing import ReplayComposing
 from pearl import Composer
 from pearl.errors import ConfigurationError, EnvError, GenerationError, PlacementError, TrainerError
 
@@ -230,9 +232,9 @@ def test_a_priority_update_delay_without_effect_is_named(
 def test_one_edited_configuration_is_enough(csv_pair: CsvPair, tmp_path: Path) -> None:
     composer = described(csv_pair(*TWO_CPUS, connections=["cpu0,cpu1,1,10"]))
     replay, _ = composer.run()
-    composer._placement = composer.placement.with_choice(replay_manager="cpu0", learner="cpu0")
+    together = composer.placement.with_choice(replay_manager="cpu0", learner="cpu0")
     moved = dataclasses.replace(replay, device="cpu1")
-    text = composer.runtime_gen(replay=moved, path=tmp_path / "program.py").read_text()
+    text = composer.runtime_gen(replay=moved, placement=together, path=tmp_path / "program.py").read_text()
     apart = next(c for c in composer.placement.candidates if c.pair == ("cpu1", "cpu0"))
     assert "setting 1" in text
     assert f"predicted_eps={round(apart.eps, 1)!r}," in text
@@ -293,7 +295,7 @@ def test_a_connection_that_programs_do_not_use_is_warned_of(
 ) -> None:
     links = ["cpu0,gpu0,5,10", "cpu0,gpu1,5,10", "gpu0,gpu1,0.01,900"]
     composer = described(csv_pair(*ONE_CPU, NULL_GPU, NULL_GPU.replace("gpu0", "gpu1"), connections=links))
-    platform = composer._read_files()
+    platform = ReplayComposing(composer, CalibrationStore()).stated_platform()
     assert platform is not None
     assert platform.link("gpu0", "gpu1").hops == ("gpu0", "cpu0", "gpu1")
     assert "from gpu0 to gpu1 does not count: programs send messages between them through cpu0" in caplog.text
@@ -322,7 +324,7 @@ def test_null_devices_are_placed_but_never_programmed(csv_pair: CsvPair, tmp_pat
 
 def test_own_memory_is_checked_before_anything_is_measured(csv_pair: CsvPair, monkeypatch: pytest.MonkeyPatch) -> None:
     composer = described(csv_pair(*ONE_CPU), capacity=10**13)
-    monkeypatch.setattr("composer.composer.Profiler", None)  # profiling would fail
+    monkeypatch.setattr("composer.replay_composing.Profiler", None)  # profiling would fail
     with pytest.raises(ConfigurationError, match="memory are free"):
         composer.run()
 
@@ -356,12 +358,12 @@ def unguarded_class() -> type:
 def test_what_no_program_can_be_made_of_is_refused_before_the_machine_is_looked_at(
     problem: dict[str, Any], error: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("Profiler", "discover"):
-        monkeypatch.setattr(f"composer.composer.{name}", None)
+    monkeypatch.setattr("composer.replay_composing.Profiler", None)
+    monkeypatch.setattr("composer.composing.discover", None)
     if "trainer" in problem:
         problem = {"trainer": problem["trainer"]()}
     composer = described((Path(), Path()), **problem)
-    composer._device_file = composer._connection_file = None
+    composer.device_file = composer.connection_file = None
     with pytest.raises(error, match=words):
         composer.run()
 
@@ -369,7 +371,7 @@ def test_what_no_program_can_be_made_of_is_refused_before_the_machine_is_looked_
 def test_what_the_devices_cannot_do_is_refused_before_anything_is_measured(
     csv_pair: CsvPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("composer.composer.Profiler", None)
+    monkeypatch.setattr("composer.replay_composing.Profiler", None)
     with pytest.raises(PlacementError, match=r"sycl Learner runs on sycl devices.*among cpu0.*implementation='sycl'"):
         described(csv_pair(*ONE_CPU), settings={"implementation": "sycl"}).run()
     composer = described(csv_pair("cpu0,cpu,cpu,,2,60", "cpu1,cpu,cpu,,2,", connections=["cpu0,cpu1,1,10"]))
@@ -398,12 +400,11 @@ def test_missing_calls_are_named(csv_pair: CsvPair) -> None:
 
 
 def test_one_file_without_the_other(csv_pair: CsvPair) -> None:
-    devices, connections = csv_pair(*ONE_CPU)
-    composer = Composer(progress=False)
-    composer.set_device_file(devices)
+    composer = described(csv_pair(*ONE_CPU))
+    composer.connection_file = None
     with pytest.raises(ConfigurationError, match="set_connection_file"):
         composer.run()
-    composer = Composer(progress=False)
-    composer.set_connection_file(connections)
+    composer = described(csv_pair(*ONE_CPU))
+    composer.device_file = None
     with pytest.raises(ConfigurationError, match="set_device_file"):
         composer.run()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tools import reference
 
-import composer.composer as composer_module
+import composer.composing
 from pearl.algorithms import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -142,7 +142,7 @@ def test_compositions_in_snippets_are_accepted(page, script, tmp_path, monkeypat
     def reached(*arguments: object, **options: object) -> None:
         raise Reached
 
-    monkeypatch.setattr(composer_module, "discover", reached)
+    monkeypatch.setattr(composer.composing, "discover", reached)
     code = compile((tmp_path / script).read_text(encoding="utf-8"), script, "exec")
     with pytest.raises(Reached):
         exec(code, {"__name__": script})

@@ -105,12 +105,12 @@ def test_a_composition_file_names_it(tmp_path: Path) -> None:
         '[trainer]\nclass = "trainers:TinyDQN"\n[replay]\nsize = 100\n[program]\npath = "p.py"\n'
     )
     composer, _ = load_spec(file, progress=False)
-    assert composer._actors is not None
-    assert composer._actors.evaluation.env_kwargs == {"limit": 5}
+    assert composer.actors is not None
+    assert composer.actors.evaluation.env_kwargs == {"limit": 5}
     file.write_text(file.read_text().replace("ShortPole-v0", "trainers:make_short_pole"))
     composer, _ = load_spec(file, progress=False)
-    assert composer._actors is not None
-    assert composer._actors.evaluation.env is make_short_pole
+    assert composer.actors is not None
+    assert composer.actors.evaluation.env is make_short_pole
     file.write_text(file.read_text().replace("limit = 5", "limit = [5]"))
     with pytest.raises(ConfigurationError, match=r"eval_env_kwargs\.limit"):
         load_spec(file, progress=False)

@@ -17,7 +17,8 @@ from composer import explain
 from composer.algorithm1 import place
 from composer.evidence import BreakEven, Evidence, all_modelled, gather_evidence
 from composer.explain import Explanation, dominant, term_values
-from composer.matrix import AssignmentMatrix, LearnerCell, LearnerOption, MatrixRow, Measurement, PairCell, ReplayCell
+from composer.matrix import AssignmentMatrix, LearnerCell, LearnerOption, MatrixRow, PairCell, ReplayCell
+from composer.measurement import Measurement
 from composer.placement import IterationTerms, Placement
 from composer.platform import Platform
 from composer.storage_rule import StorageRule

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer.composer import _memory_line
+from composer.replay_composing import memory_line
 from pearl.actors.n_step import NStepWindow
 from pearl.errors import CapacityError, ConfigurationError, ReplayError
 from pearl.replay import DataStorage
@@ -124,7 +124,7 @@ def test_a_replay_of_atari_needs_a_quarter_of_the_memory_of_the_smallest_of_stab
     assert ours < 0.27 * sb3_optimized
     assert ours < 0.135 * sb3
     whole = ReplaySpec(1_000_000, share_frames=True)
-    line = _memory_line(whole, storage.spec)
+    line = memory_line(whole, storage.spec)
     assert line == ("Data Storage: 7.3 GB for 1,000,000 transitions, each frame once; stored as they are: 56.5 GB")
 
 
@@ -188,7 +188,7 @@ def test_the_replay_of_a_program_is_made_with_the_setting() -> None:
     assert isinstance(made, FrameStorage)
     assert stored_nbytes(spec, ReplaySpec(100)) == spec.nbytes
     assert stored_nbytes(spec, ReplaySpec(100, share_next_obs=True)) == spec.nbytes - 256
-    assert _memory_line(ReplaySpec(100), spec) == ""
+    assert memory_line(ReplaySpec(100), spec) == ""
     for more in ({"share_next_obs": True}, {"storage": "memmap"}):
         with pytest.raises(ConfigurationError, match=r"share_frames shares next observations too.*leave"):
             ReplaySpec(100, share_frames=True, **more)  # type: ignore[arg-type]

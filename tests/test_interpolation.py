@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer.interpolation import BATCH_SIZE, CAPACITY, Axis, along, interpolate
-from composer.matrix import Measurement
+from composer.measurement import Measurement
 
 SIZES = st.lists(st.integers(1, 1 << 16), min_size=1, max_size=6, unique=True)
 TIMES = st.floats(0.0, 1e9)

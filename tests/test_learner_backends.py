@@ -26,12 +26,12 @@ from composer.matrix import (
     LearnerCell,
     LearnerOption,
     MatrixRow,
-    Measurement,
     MissingCell,
     PairCell,
     ReplayCell,
     UnsupportedLearner,
 )
+from composer.measurement import Measurement
 from composer.placement import Placement
 from composer.platform import Platform
 from composer.profiling import keys
@@ -237,7 +237,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr("composer.profiling.learner_column.measure_learner", measure_learner)
         monkeypatch.setattr("composer.profiling.pair_column.measure_pair", measure_pair)
         # The device files of these tests state more cores than the machine may have.
-        monkeypatch.setattr("composer.composer.with_cores_of_host", lambda platform: (platform, ()))
+        monkeypatch.setattr("composer.composing.with_cores_of_host", lambda platform: (platform, ()))
 
     return patch
 
@@ -419,7 +419,7 @@ def test_forcing_what_cannot_train_the_trainer_says_why_before_anything_is_measu
 ) -> None:
     settings = {"implementation": "native"}
     composer = described(csv_pair(*ONE_CPU), trainer=OwnTrainer, env="Counting-v0", settings=settings)
-    monkeypatch.setattr("composer.composer.Profiler", None)  # profiling would fail
+    monkeypatch.setattr("composer.replay_composing.Profiler", None)  # profiling would fail
     with pytest.raises(TrainerError, match=r"native Learner cannot train OwnTrainer \(unsupported: .*leave .* out"):
         composer.run()
 
@@ -564,7 +564,7 @@ def test_a_composition_file_may_name_the_implementation(tmp_path: Path) -> None:
 
     def implementation(line: str, **options: Any) -> str:
         path.write_text(SPEC.format(line=line))
-        return load_spec(path, progress=False, **options)[0]._implementation
+        return load_spec(path, progress=False, **options)[0].implementation
 
     assert implementation("") == "auto"
     assert implementation('implementation = "native"') == "native"

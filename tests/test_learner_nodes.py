@@ -17,7 +17,7 @@ from test_actor_nodes import CONNECTION_HEADER, FOUND, node_of
 from test_learners_program import composer_of, gradient_steps, has_trained, learner_pids
 
 import composer.cluster
-import composer.composer
+import composer.replay_composing
 from composer import Composer
 from composer.calibration import CalibrationStore
 from composer.composition import Composition
@@ -25,13 +25,15 @@ from composer.contention import CoreSharing
 from composer.html_report.composition_view import view
 from composer.html_report.platform_diagram import platform_diagram
 from composer.learner_nodes import LearnersModel, layouts
-from composer.matrix import AssignmentMatrix, LearnerCell, MatrixRow, Measurement, PairCell, ReplayCell, StorageCell
+from composer.matrix import AssignmentMatrix, LearnerCell, MatrixRow, PairCell, ReplayCell, StorageCell
+from composer.measurement import Measurement
 from composer.nodes import NodeShare, spread
 from composer.platform import Node, Platform
 from composer.problem import Problem
 from composer.profiling.profiler import Profiler
 from composer.profiling.side_by_side import SideBySide
 from composer.recompose import recompose
+from composer.replay_composing import ReplayComposing
 from composer.spec_file import load_spec
 from pearl.algorithms import DQN
 from pearl.devices.description import Connection, Device
@@ -74,7 +76,7 @@ class Known(Profiler):
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> type[Known]:
     kind = type("KnownHere", (Known,), {})
-    monkeypatch.setattr(composer.composer, "Profiler", kind)
+    monkeypatch.setattr(composer.replay_composing, "Profiler", kind)
     return kind
 
 
@@ -105,8 +107,8 @@ def described(files: tuple[Path, Path] | None, actors: int = 2, batch: int = 16,
 
 @pytest.fixture(scope="module")
 def problem(tmp_path_factory: pytest.TempPathFactory) -> Problem:
-    made = described(None, count=4, average_every=8)
-    return made._check_problem(CalibrationStore(tmp_path_factory.mktemp("store") / "store.json"))
+    store = CalibrationStore(tmp_path_factory.mktemp("store") / "store.json")
+    return ReplayComposing(described(None, count=4, average_every=8), store).checked_problem()
 
 
 def model_of(problem: Problem, contention: float = 1.0) -> LearnersModel:
@@ -250,8 +252,8 @@ def test_ranks_follow_the_order_of_the_nodes(tmp_path: Path, known: type[Known])
         made.run()
         assert [made.placement.ranks_on(node) for node in ("", "b", "c")] == ranks
         counts = [len(found.split(", ")) for found in ranks]
-        assert made._problem is not None
-        assert made._problem.learners.nodes == tuple(zip(("", "b", "c"), counts, strict=True))
+        assert made._composed is not None
+        assert made._composed.problem.learners.nodes == tuple(zip(("", "b", "c"), counts, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -319,7 +321,7 @@ def test_what_learners_on_nodes_cannot_be_is_named(tmp_path: Path, known: type[K
     file = tmp_path / "spec.toml"
     text = '[actors]\nenv = "CartPole-v1"\n[trainer]\nclass = "DQN"\n[replay]\nsize = 2000\n[learners]\ncount = 2\n'
     file.write_text(text + 'nodes = { "" = 1, b = 1 }\n')
-    assert load_spec(file, progress=False)[0]._learners.nodes == (("", 1), ("b", 1))
+    assert load_spec(file, progress=False)[0].learners.nodes == (("", 1), ("b", 1))
     file.write_text(text + "nodes = 2\n")
     with pytest.raises(ConfigurationError, match="a table of nodes' names and numbers of Learners"):
         load_spec(file, progress=False)
@@ -412,7 +414,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_learners_run_on_the_raylets_that_the_placement_says(
     tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(composer.composer, "Profiler", functools.partial(Profiler, budget_s=0.03))
+    monkeypatch.setattr(composer.replay_composing, "Profiler", functools.partial(Profiler, budget_s=0.03))
     node_b = cluster.add_node(num_cpus=2, node_name="b")
     made = described(write_files(tmp_path, 2), actors=2, count=3, batch=24, average_every=8)
     made.set_replay(6000)

@@ -25,6 +25,7 @@ from composer import Composer
 from composer.calibration import CalibrationStore
 from composer.platform import Platform
 from composer.profiling.context import ProfilingContext
+from composer.replay_composing import ReplayComposing
 from pearl.actors.environment import make_single_envs, make_vector_env, probe
 from pearl.actors.observations import preparation, prepare, prepared_space, stored_dtype
 from pearl.algorithms import DQN
@@ -175,8 +176,8 @@ def test_set_wrappers_may_be_called_before_and_after_set_actors(first: bool) -> 
     composer.set_actors(1, env="CartPole-v1")
     if not first:
         composer.set_wrappers([TimeAwareObservation])
-    assert composer._actors is not None
-    assert composer._actors.wrappers == (TimeAwareObservation,)
+    assert composer.actors is not None
+    assert composer.actors.wrappers == (TimeAwareObservation,)
 
 
 def test_wrappers_are_part_of_the_keys_of_measurements(tmp_path: Path) -> None:
@@ -190,7 +191,11 @@ def test_wrappers_are_part_of_the_keys_of_measurements(tmp_path: Path) -> None:
         devices, connections = write_csv_pair(tmp_path, ONE_CPU)
         platform = Platform.from_files(devices, connections)
         store = CalibrationStore(tmp_path / "calibration.json")
-        found.append(ProfilingContext(platform, composer._check_problem(store), store).actor_parameters["wrappers"])
+        found.append(
+            ProfilingContext(platform, ReplayComposing(composer, store).checked_problem(), store).actor_parameters[
+                "wrappers"
+            ]
+        )
     name = "gymnasium.wrappers.stateful_observation.TimeAwareObservation"
     assert found == ["", name, f"{name}{{'flatten': True}}"]
 

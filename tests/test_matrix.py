@@ -14,7 +14,6 @@ from composer.matrix import (
     LearnerCell,
     LearnerOption,
     MatrixRow,
-    Measurement,
     MissingCell,
     PairCell,
     ReplayCell,
@@ -22,6 +21,7 @@ from composer.matrix import (
     UnavailableDevice,
     UnsupportedLearner,
 )
+from composer.measurement import Measurement
 from pearl.errors import ConfigurationError
 
 latencies = st.floats(0, 1e9)

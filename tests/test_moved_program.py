@@ -156,7 +156,7 @@ def test_a_stated_run_folder_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_an_environment_that_the_program_would_not_know_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("composer.composer.Profiler", None)  # nothing is measured
+    monkeypatch.setattr("composer.replay_composing.Profiler", None)  # nothing is measured
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "only_registers.py").write_text(KEPT.replace("KeptCart", "LostCart"))
     importlib.import_module("only_registers")
@@ -168,7 +168,7 @@ def test_an_environment_that_the_program_would_not_know_is_refused(
 def test_a_class_of_gymnasium_under_a_name_of_the_users_is_not_known_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("composer.composer.Profiler", None)
+    monkeypatch.setattr("composer.replay_composing.Profiler", None)
     own = EnvSpec("OwnPole-v0", entry_point="gymnasium.envs.classic_control.cartpole:CartPoleEnv")
     monkeypatch.setitem(registry, own.id, own)
     composer = described(write_csv_pair(tmp_path, ONE_CPU), trainer=DQN, env="OwnPole-v0")

@@ -22,7 +22,7 @@ import pearl
 from composer import Composer
 from composer.composition import RolloutComposition, read_composition
 from composer.html_report.page import report_page
-from composer.matrix import Measurement
+from composer.measurement import Measurement
 from composer.on_policy.matrix import RolloutMatrix
 from composer.on_policy.placement import (
     AdvantagesConfig,

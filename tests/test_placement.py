@@ -11,19 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer.algorithm1 import parse_metric, place
+from composer.algorithm1 import place
 from composer.contention import CoreSharing
 from composer.matrix import (
     AssignmentMatrix,
     LearnerCell,
     MatrixRow,
-    Measurement,
     MissingCell,
     PairCell,
     ReplayCell,
     StorageCell,
     UnavailableDevice,
 )
+from composer.measurement import Measurement
+from composer.metric import parse_metric
 from composer.placement import Placement, WholeIteration
 from composer.platform import Platform
 from pearl.devices import Connection, Device

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from composer.calibration import CalibrationStore
 from composer.platform import MOST_DEVICES, Platform, read_connections, read_devices, usable, with_cores_of_host
+from composer.replay_composing import ReplayComposing
 from pearl.backends.protocol import Backend
 from pearl.devices import Connection, Device, describe_cpu
 from pearl.errors import DeviceFileError, PlacementError
@@ -396,7 +398,7 @@ def test_composing_takes_no_more_threads_than_cores_and_says_so(csv_pair, caplog
 
     files = csv_pair("cpu0,cpu,cpu,,64,60")
     composer = described(files)
-    platform = composer._read_files()
+    platform = ReplayComposing(composer, CalibrationStore()).stated_platform()
     assert platform.host.cores == describe_cpu().logical_cores < 64
     assert "states 64 cores" in caplog.text
 

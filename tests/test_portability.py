@@ -16,7 +16,8 @@ from test_cli import invoke
 from test_placement import BATCH, CPU, FPGA, GPU, MATRIX, SERVER, modelled_row, run
 
 from composer.evidence import Evidence
-from composer.matrix import AssignmentMatrix, MatrixRow, Measurement, MissingCell, PairCell, StorageCell
+from composer.matrix import AssignmentMatrix, MatrixRow, MissingCell, PairCell, StorageCell
+from composer.measurement import Measurement
 from composer.placement import Placement
 from composer.platform import Platform
 from composer.portability import (

@@ -12,11 +12,12 @@ from programs import ONE_CPU, CsvPair, described
 
 import pearl.replay
 from composer.calibration import CalibrationKey, CalibrationStore
-from composer.composer import Composer, _profiled
-from composer.matrix import Measurement
+from composer.composer import Composer
+from composer.measurement import Measurement
 from composer.profiling import full_replay
 from composer.profiling.context import ProfilingContext
 from composer.profiling.full_replay import TIMELESS, FullReplay
+from composer.replay_composing import ReplayComposing, profiled_problem
 from pearl.backends.protocol import Factory
 from pearl.errors import ReplayError
 from pearl.replay import DataStorage, Linear
@@ -121,14 +122,14 @@ def test_the_profiled_replay_manager_is_made_with_every_option(
     csv_pair: CsvPair, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     spec = dataclasses.replace(ReplaySpec(2000), **{name: OTHER[name]})
-    composer = composer_of(spec, csv_pair(*ONE_CPU))
-    problem = _profiled(composer._check_problem(CalibrationStore()))
+    steps = ReplayComposing(composer_of(spec, csv_pair(*ONE_CPU)), CalibrationStore())
+    problem = profiled_problem(steps.checked_problem())
     made: list[ReplaySpec] = []
     make = pearl.replay.make_replay_manager
     monkeypatch.setattr(
         pearl.replay, "make_replay_manager", lambda spec, **options: (made.append(spec), make(spec, **options))[1]
     )
-    platform = composer._read_files()
+    platform = steps.stated_platform()
     assert platform is not None
     context = ProfilingContext(platform, problem, Asked())  # type: ignore[arg-type]
     full = context.full_replay(platform.host, context.fanouts()[0])

@@ -162,7 +162,9 @@ def test_an_environment_that_ends_its_process_is_named(
 def test_a_crash_leaves_the_composer_alive(
     witness: Callable[..., ActorSetup], csv_pair: CsvPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("composer.composer.Profiler", lambda *args, **more: Profiler(*args, **more, budget_s=0.03))
+    monkeypatch.setattr(
+        "composer.replay_composing.Profiler", lambda *args, **more: Profiler(*args, **more, budget_s=0.03)
+    )
     kwargs = dict(witness("crashes").spec.env_kwargs)
     composer = described(csv_pair(*ONE_CPU), env="Witness-v0", env_kwargs=kwargs, calibration=tmp_path / "c.json")
     with pytest.raises(EnvError, match=r"Witness-v0 ended the process.*SIGSEGV"):
@@ -294,7 +296,9 @@ def setups(monkeypatch: pytest.MonkeyPatch) -> list[ActorSetup]:
         return [64_000.0] * 3  # so slow that a Learner with one thread keeps up
 
     monkeypatch.setattr("composer.profiling.context.measure_actor", measured)
-    monkeypatch.setattr("composer.composer.Profiler", lambda *args, **more: Profiler(*args, **more, budget_s=0.003))
+    monkeypatch.setattr(
+        "composer.replay_composing.Profiler", lambda *args, **more: Profiler(*args, **more, budget_s=0.003)
+    )
     return asked
 
 

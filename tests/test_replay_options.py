@@ -163,7 +163,7 @@ def test_a_program_may_change_the_replay_ratio_on_the_way(tmp_path: Path, quick_
 def test_the_composer_takes_what_the_specification_has() -> None:
     composer = Composer(progress=False)
     composer.set_replay(100, alpha=Constant(0.5), storage="shared", replacement=False)
-    assert composer._replay == ReplaySpec(100, alpha=Constant(0.5), storage="shared", replacement=False)
+    assert composer.replay == ReplaySpec(100, alpha=Constant(0.5), storage="shared", replacement=False)
     with pytest.raises(
         ConfigurationError, match=r"beta must be .* \(Constant or Linear of pearl.replay\); found <func"
     ):
@@ -173,7 +173,7 @@ def test_the_composer_takes_what_the_specification_has() -> None:
 def test_a_replay_larger_than_memory_is_composed_for_a_file(
     tmp_path: Path, quick_profiles: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("composer.composer.free_memory", lambda: 50_000)
+    monkeypatch.setattr("composer.replay_composing.free_memory", lambda: 50_000)
     with pytest.raises(ConfigurationError, match=r'free.*share_next_obs=True.*storage="memmap"'):
         make_program(tmp_path, size=2000)
     assert 'storage="memmap"' in make_program(tmp_path, size=2000, storage="memmap").read_text()

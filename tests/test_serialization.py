@@ -20,7 +20,8 @@ from composer.calibration import CalibrationStore
 from composer.fpga.model import ReplayTree
 from composer.fpga.reported_learner import LearnerBuild, ReportedLearner
 from composer.fpga.reported_replay import ReportedReplay
-from composer.matrix import NOT_MEASURED, AssignmentMatrix, Measurement
+from composer.matrix import NOT_MEASURED, AssignmentMatrix
+from composer.measurement import Measurement
 from composer.placement import Placement
 from pearl.errors import ConfigurationError
 

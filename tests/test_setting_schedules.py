@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from programs import described, make_program, run, write_csv_pair
 from trainers import TinyDQN, TinyPPO, TinyTD3
 
-import composer.composer as composer_module
+import composer.composing
 from composer.codegen.trainer_source import schedule_import
 from composer.spec_file import load_spec
 from pearl import load_policy
@@ -288,7 +288,7 @@ def test_a_program_follows_a_function_of_a_module_elsewhere(
 def test_a_program_of_rollouts_logs_what_its_schedules_make(tmp_path: Path, quick_profiles: None) -> None:
     composer = described(write_csv_pair(tmp_path, ("cpu0,cpu,cpu,,2,60",)))
     settings: dict[str, Any] = {"learning_rate_schedule": ("linear", 0.5), "clip_range_schedule": "cosine"}
-    composer._replay = None
+    composer.replay = None
     composer.set_train_function(learner=TinyPPO, **settings)
     composer.run()
     program = composer.runtime_gen(path=tmp_path / "program.py", timesteps=1024)
@@ -332,7 +332,7 @@ class = "pearl.algorithms:{algorithm}"
     def settings_of(algorithm: str, *settings: str) -> dict[str, Any]:
         replay = "[replay]\nsize = 1000\n" if algorithm != "PPO" else ""
         file.write_text(toml.format(algorithm=algorithm, settings="\n".join(settings)) + replay, encoding="utf-8")
-        return load_spec(file, progress=False)[0]._settings
+        return load_spec(file, progress=False)[0].settings
 
     clip = "clip_range_schedule = [[0, 1], [0.5, 0.1]]"
     assert settings_of("PPO", 'learning_rate_schedule = ["cosine", 0.1]', clip) == {
@@ -362,7 +362,7 @@ def test_the_snippet_composes(user_module: ModuleType, monkeypatch: pytest.Monke
     def reached(*arguments: object, **options: object) -> None:
         raise Reached
 
-    monkeypatch.setattr(composer_module, "discover", reached)
+    monkeypatch.setattr(composer.composing, "discover", reached)
     block = DOCS.read_text(encoding="utf-8").split("```python\n")[2].split("```")[0]
     with pytest.raises(Reached):
         exec(compile(block, "compose_schedules.py", "exec"), {"__name__": "snippet"})

@@ -63,11 +63,11 @@ def load(path):
 
 def test_the_least_that_is_needed_takes_defaults(spec, tmp_path):
     composer, program = load(spec(LEAST))
-    assert composer._actors.env == "CartPole-v1"
-    assert (composer._actors.count, composer._actors.envs_per_actor) == (1, 8)
-    assert composer._replay.capacity == 1000
-    assert composer._trainer_class.__name__ == "SpecTrainer"
-    assert composer._metric == "throughput"
+    assert composer.actors.env == "CartPole-v1"
+    assert (composer.actors.count, composer.actors.envs_per_actor) == (1, 8)
+    assert composer.replay.capacity == 1000
+    assert composer.trainer_class.__name__ == "SpecTrainer"
+    assert composer.metric == "throughput"
     run_dir = tmp_path / "runs" / "spec"
     assert program == ProgramOptions(run_dir / "program.py", Path(os.path.relpath(run_dir)), 100_000, None)
 
@@ -121,25 +121,25 @@ def test_every_key_reaches_the_composer(spec, tmp_path):
         checkpoint_interval = 500
         """)
     )
-    assert composer._device_file == tmp_path / "machine/devices.csv"
-    assert composer._connection_file == tmp_path / "machine/connections.csv"
-    assert composer._metric == "power_efficiency"
-    assert (composer._actors.count, composer._actors.envs_per_actor) == (2, 3)
-    assert composer._actors.vectorization == "vector_entry_point"
-    assert composer._actors.env_kwargs == {"sutton_barto_reward": True}
-    assert composer._actors.timeout_s == 20.0
-    assert composer._settings == {
+    assert composer.device_file == tmp_path / "machine/devices.csv"
+    assert composer.connection_file == tmp_path / "machine/connections.csv"
+    assert composer.metric == "power_efficiency"
+    assert (composer.actors.count, composer.actors.envs_per_actor) == (2, 3)
+    assert composer.actors.vectorization == "vector_entry_point"
+    assert composer.actors.env_kwargs == {"sutton_barto_reward": True}
+    assert composer.actors.timeout_s == 20.0
+    assert composer.settings == {
         "hidden_sizes": (32, 32),
         "learning_rate": 1.0,
         "dueling": True,
         "exploration": EpsilonGreedy(end=0.0, steps=500),
     }
-    assert type(composer._settings["learning_rate"]) is float
-    replay = composer._replay
+    assert type(composer.settings["learning_rate"]) is float
+    replay = composer.replay
     assert (replay.capacity, replay.mode, replay.fanout) == (5000, "uniform", "auto")
     assert (replay.alpha, replay.beta, replay.beta_final) == (1.0, 0.5, 0.9)
-    assert composer._training["replay_ratio"] == math.inf
-    assert composer._training["weight_sync_interval"] == 4
+    assert composer.training["replay_ratio"] == math.inf
+    assert composer.training["weight_sync_interval"] == 4
     run_dir = Path(os.path.relpath(tmp_path / "out"))
     assert program == ProgramOptions(tmp_path / "out/train.py", run_dir, 2000, 200.0, 3, 10, 400, 500)
 
@@ -165,7 +165,7 @@ steps = 50_000
 """
         )
     )
-    assert composer._replay == ReplaySpec(
+    assert composer.replay == ReplaySpec(
         1000,
         alpha=Linear(0.8, 0.0, 50_000),
         beta=Constant(1.0),
@@ -178,19 +178,19 @@ steps = 50_000
         share_next_obs=True,
     )
     # A file that says nothing of a field leaves it as ReplaySpec has it.
-    assert load(spec(LEAST))[0]._replay == ReplaySpec(1000)
+    assert load(spec(LEAST))[0].replay == ReplaySpec(1000)
 
 
 def test_a_trainer_can_be_named_by_module_beside_the_file(spec, module):
     composer, _ = load(spec(LEAST.replace("{module}.py", module)))
-    assert composer._trainer_class.__module__ == module
+    assert composer.trainer_class.__module__ == module
 
 
 def test_a_class_from_elsewhere_is_imported_from_the_module_that_was_named(spec, tmp_path, module):
     (tmp_path / f"{module}.py").write_text("from pearl.algorithms import DQN as SpecTrainer")
     composer, _ = load(spec(LEAST))
-    assert composer._trainer_class.__module__ == "pearl.algorithms.dqn"
-    found = trainer_import(composer._trainer_class, (), composer._imported_from)
+    assert composer.trainer_class.__module__ == "pearl.algorithms.dqn"
+    found = trainer_import(composer.trainer_class, (), composer.imported_from)
     assert found == UserImport(module, "SpecTrainer", tmp_path)
 
 
@@ -200,7 +200,7 @@ def test_a_trainer_file_is_found_relative_to_the_spec_not_to_the_user(spec, tmp_
     path = spec(LEAST.replace('"{module}', '"code/{module}'))
     monkeypatch.chdir("/")
     composer, _ = load(path)
-    assert composer._trainer_class.__module__ == module
+    assert composer.trainer_class.__module__ == module
 
 
 @pytest.mark.parametrize("path", sorted((EXAMPLES / "zoo").glob("*.toml")), ids=lambda path: path.stem)
@@ -209,14 +209,14 @@ def test_every_composition_of_the_zoo_loads(path):
         pytest.skip("needs pearl-toolkit[atari]")
     composer, program = load(path)
     algorithm, environment = path.stem.split("-", 1)
-    assert issubclass(composer._trainer_class, getattr(pearl.algorithms, algorithm.upper()))
-    assert composer._actors.env == environment
+    assert issubclass(composer.trainer_class, getattr(pearl.algorithms, algorithm.upper()))
+    assert composer.actors.env == environment
     assert program.run_dir.parts[-4:] == ("examples", "zoo", "runs", path.stem)
 
 
 def test_the_example_loads():
     composer, program = load(EXAMPLES / "cartpole.toml")
-    assert composer._trainer_class.__name__ == "DQNTrainer"
+    assert composer.trainer_class.__name__ == "DQNTrainer"
     assert program.run_dir.parts[-3:] == ("examples", "runs", "cartpole")
 
 
@@ -404,14 +404,14 @@ def test_a_program_may_never_stop_early(spec, goal):
 def test_random_steps_of_an_exploration(spec):
     table = "exploration = {{ kind = 'GaussianNoise', random_steps = {} }}\n[replay]"
     composer, _ = load(spec(LEAST.replace("[replay]", table.format(20))))
-    assert composer._settings["exploration"] == GaussianNoise(random_steps=20)
+    assert composer.settings["exploration"] == GaussianNoise(random_steps=20)
     with pytest.raises(ConfigurationError, match=r"exploration\.random_steps: expected a whole number; found 'many'"):
         load(spec(LEAST.replace("[replay]", table.format("'many'"))))
 
 
 def test_exploration_of_another_kind(spec):
     composer, _ = load(spec(LEAST.replace("[replay]", "exploration = { kind = 'GaussianNoise', sigma = 1 }\n[replay]")))
-    assert composer._settings["exploration"] == GaussianNoise(sigma=1.0)
+    assert composer.settings["exploration"] == GaussianNoise(sigma=1.0)
 
 
 @given(st.text(max_size=60))
@@ -461,9 +461,9 @@ def test_an_environment_and_wrappers_of_a_file(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     composer, _ = load_spec(spec, progress=False)
-    assert composer._actors is not None
-    assert composer._actors.env_name == "carts_of_spec.make_cart"
-    first, (second, options) = composer._actors.wrappers
+    assert composer.actors is not None
+    assert composer.actors.env_name == "carts_of_spec.make_cart"
+    first, (second, options) = composer.actors.wrappers
     assert (first.__name__, second.__name__, options) == ("TimeAwareObservation", "Halved", {"factor": 0.25})
 
 

@@ -21,6 +21,7 @@ from composer.profiling import learner_column
 from composer.profiling.learner_column import learner_cell
 from composer.profiling.measuring import measure
 from composer.profiling.profiler import Profiler
+from composer.replay_composing import ReplayComposing
 from pearl.actors import waiting
 from pearl.devices.description import Connection, Device
 from pearl.errors import ConfigurationError
@@ -30,15 +31,16 @@ LONG = 1000.0  # seconds, which no measurement here takes
 COMPOSING = """
 import sys
 import composer.composer
+import composer.on_policy.composing
 from pearl.algorithms import {algorithm}
 
-found = composer.composer.discover
+found = composer.composing.discover
 def host_alone(measure=True, progress=None, **options):
     assert not measure, "the memory is measured"
     devices, _ = found(False, progress, **options)
     return devices[:1], []
-composer.composer.discover = host_alone
-composer.composer.RolloutTrials.placed = lambda self, placement: placement
+composer.composing.discover = host_alone
+composer.on_policy.composing.RolloutTrials.placed = lambda self, placement: placement
 
 made = composer.composer.Composer(calibration="calibration.json")
 made.set_actors(1, env="CartPole-v1", envs_per_actor=2)
@@ -97,7 +99,7 @@ def test_the_memory_is_measured_for_a_thorough_profile_and_then_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_profiles: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = _Discovery(Device("cpu0", "cpu", "cpu", cores=2))
-    monkeypatch.setattr("composer.composer.discover", found)
+    monkeypatch.setattr("composer.composing.discover", found)
     monkeypatch.delenv("PEARL_BUDGET_S", raising=False)
 
     def composer() -> Composer:
@@ -106,7 +108,7 @@ def test_the_memory_is_measured_for_a_thorough_profile_and_then_known(
         made.set_train_function(learner=TinyPPO)
         return made
 
-    monkeypatch.setattr("composer.composer.RolloutTrials.placed", lambda self, placement: placement)
+    monkeypatch.setattr("composer.on_policy.composing.RolloutTrials.placed", lambda self, placement: placement)
     composer().run()
     assert found.measured == [False]
     assert [machine.discovered for machine in CalibrationStore(tmp_path / "calibration.json").machines] == [False]
@@ -156,7 +158,9 @@ def test_threads_that_cannot_make_up_for_a_slow_step_are_not_measured(
     thorough: bool, csv_pair: Callable[..., CsvPair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     composer = described(csv_pair("cpu0,cpu,cpu"), calibration=tmp_path / "calibration.json")
-    prepared = composer._prepare(Profiler, thorough=thorough)
+    prepared = ReplayComposing(composer, CalibrationStore(tmp_path / "calibration.json")).prepare(
+        Profiler, thorough=thorough
+    )
     said: list[str] = []
     prepared.report = said.append
     host = Device("cpu0", "cpu", "cpu", cores=4)

@@ -219,7 +219,7 @@ def test_what_is_written_composes_and_trains(
     assert refused.exit_code == 1
     assert "would be overwritten" in refused.stderr
     composer, options = load_spec(composition, progress=False, implementation="native")
-    assert composer._training["batch_size"] * 0.25 <= composer._training["replay_ratio"]
+    assert composer.training["batch_size"] * 0.25 <= composer.training["replay_ratio"]
     for name, place in zip(("device", "connection"), csv_pair(*ONE_CPU), strict=True):
         getattr(composer, f"set_{name}_file")(place)
     composer.run(timesteps=options.timesteps)
@@ -249,7 +249,7 @@ def test_a_module_of_the_users_own_is_imported_by_the_trainer_file(
         "from composer.spec_file import load_spec\n"
         f"composer, _ = load_spec({target!r}, progress=False)\n"
         "from pearl.actors.environment import probe\n"
-        "print(probe(composer._actors).action_space, composer._trainer_class.hidden_sizes)\n"
+        "print(probe(composer.actors).action_space, composer.trainer_class.hidden_sizes)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert "Box(-2.0, 2.0" in done.stdout, done.stderr
@@ -277,7 +277,7 @@ def test_a_built_in_class_gets_its_settings_and_the_program_states_them(
     csv_pair: CsvPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     composer = composed(csv_pair(*ONE_CPU), implementation="native")
-    composer._progress = True
+    composer.progress = True
     composer.set_training(learning_starts=300)
     composer.run(timesteps=2000)
     chosen = {choice.name: choice for choice in composer.suggestion.trainer}
@@ -332,7 +332,7 @@ def test_rollouts_get_settings_that_divide_them(csv_pair: CsvPair) -> None:
     composer = composed(csv_pair(*ONE_CPU), PPO, "Pendulum-v1", implementation="native")
     composer.set_rollout(horizon=50)
     composer.run()
-    problem = composer._on_policy.problem  # type: ignore[union-attr]
+    problem = composer._composed.problem  # type: ignore[union-attr]
     assert problem.rollout.horizon == 50
     assert problem.rollout.reward_standardization == "returns"
     assert 200 % problem.train.batch_size == 0
@@ -346,8 +346,8 @@ def test_a_composition_file_may_leave_settings_and_replay_to_the_composer(tmp_pa
     )
     composer, _ = load_spec(file, progress=False)
     assert composer.chooses_settings
-    assert composer._settings == {"exploration": EpsilonGreedy(steps=500)}
-    assert composer.resized(batch_size=16)._training == {"batch_size": 16}
+    assert composer.settings == {"exploration": EpsilonGreedy(steps=500)}
+    assert composer.resized(batch_size=16).training == {"batch_size": 16}
     with pytest.raises(ConfigurationError, match="set_replay"):
         composer.resized(capacity=1000)
     file.write_text(file.read_text().replace('"auto"', '"best"'))

@@ -71,7 +71,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_pearl_loads_nothing_of_sycl_until_it_is_asked_for() -> None:
     run_python(
-        "import sys, pearl, pearl.devices, composer, composer.composer, pearl.runtime.session\n"
+        "import sys, pearl, pearl.devices, composer, composer.replay_composing, pearl.runtime.session\n"
         "assert not {'dpctl', 'pearl._sycl'} & set(sys.modules)\n"
         "assert 'libsycl' not in open('/proc/self/maps').read()\n"
     )

@@ -19,7 +19,8 @@ from trainers import TinyDQN
 
 import composer.trials
 from composer.algorithm1 import place
-from composer.matrix import Candidacy, Measurement
+from composer.matrix import Candidacy
+from composer.measurement import Measurement
 from composer.placement import Candidate, Placement
 from composer.trials import Budget, FailedError, OutOfTimeError, ProgramRuns, Trials
 from pearl.errors import ConfigurationError, GenerationError

@@ -15,12 +15,13 @@ from test_placement import ACTORS, BATCH, MATRIX, SERVER, TRANSITION
 from trainers import TinyDQN
 
 from composer.algorithm1 import place
-from composer.matrix import Measurement
+from composer.measurement import Measurement
 from composer.placement import Placement
 from composer.problem import Problem
 from composer.spec_file import load_spec
 from composer.trials import Speed
-from composer.tuning import TUNABLES, balanced_ratio, tuned, updates_per_step, without_auto
+from composer.tunables import TUNABLES, without_auto
+from composer.tuning import balanced_ratio, tuned, updates_per_step
 from pearl.algorithms import REDQ
 from pearl.errors import ConfigurationError
 from pearl.runtime.collection import insertion_rows
@@ -189,12 +190,12 @@ def test_auto_in_a_composition_file_begins_with_the_usual_values(tmp_path: Path)
         '[training]\npriority_update_delay = "auto"\ninsertion_rows = "auto"\nreplay_ratio = "auto"\n'
     )
     composer, _ = load_spec(tmp_path / "auto.toml", progress=False)
-    assert set(composer._auto) == {*TUNABLES, "replay_ratio"}
-    assert composer._actors is not None
-    assert (composer._actors.count, composer._actors.envs_per_actor) == (1, 8)
+    assert set(composer.auto) == {*TUNABLES, "replay_ratio"}
+    assert composer.actors is not None
+    assert (composer.actors.count, composer.actors.envs_per_actor) == (1, 8)
     composer.set_actors(2, "CartPole-v1")
     composer.set_training(insertion_rows="auto")
-    assert composer._auto == ("insertion_rows",)
+    assert composer.auto == ("insertion_rows",)
 
 
 @pytest.mark.usefixtures("quick_profiles")
@@ -220,7 +221,7 @@ def test_what_was_found_is_composed_and_generated(
 
     monkeypatch.setattr("composer.trials.bench_program", run)
     composer = described(csv_pair("cpu0,cpu,cpu,,2,60"), trainer=TinyDQN, calibration=tmp_path / "store.json")
-    composer.set_training(**{**composer._training, "insertion_rows": "auto"})
+    composer.set_training(**{**composer.training, "insertion_rows": "auto"})
     composer.run(budget_s=60.0)
     program = composer.runtime_gen(path=tmp_path / "program.py")
     assert "    insertion_rows=512,\n" in program.read_text()

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from programs import CsvPair, described
 from trainers import TinyDQN, TinyPPO
 
-import composer.composer as composer_module
+import composer.composing
 from composer.explain import Explanation
 from composer.spec_file import load_spec
 from pearl.algorithms import DQN, SAC
@@ -133,7 +133,7 @@ def test_composition_files_take_them(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     composer, _ = load_spec(file, progress=False)
-    assert composer._settings == {"train_freq": (4, "step"), "gradient_steps_each": -1}
+    assert composer.settings == {"train_freq": (4, "step"), "gradient_steps_each": -1}
 
 
 class Reached(Exception):
@@ -144,7 +144,7 @@ def test_the_snippet_composes(monkeypatch: pytest.MonkeyPatch) -> None:
     def reached(*arguments: object, **options: object) -> None:
         raise Reached
 
-    monkeypatch.setattr(composer_module, "discover", reached)
+    monkeypatch.setattr(composer.composing, "discover", reached)
     block = DOCS.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
     with pytest.raises(Reached):
         exec(compile(block, "compose_train_freq.py", "exec"), {"__name__": "snippet"})

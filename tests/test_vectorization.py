@@ -245,8 +245,8 @@ def test_the_composer_measures_the_kinds_when_asked(
     assert "by microseconds per transition of the Actors alone" in output
     for kind in ("sync", "async", "vector_entry_point"):
         assert f"{kind} " in output.split("Actors alone (")[1].splitlines()[0]
-    assert composer._actors is not None
-    assert f"vectorization: {composer._actors.vectorization}, by" in output
+    assert composer._composed is not None
+    assert f"vectorization: {composer._composed.actors.vectorization}, by" in output
 
 
 def test_a_kind_that_does_not_exist() -> None:

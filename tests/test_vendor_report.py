@@ -378,7 +378,7 @@ def test_imported_times_stand_in_the_matrix_and_decide(
     assert row.pair.replay.insert == row.replay.insert
     assert row.pair.replay.update.value_us < row.replay.update.value_us, "gradients are added up meanwhile"
     # A sample every 67 cycles is slower than the Learner: it ends that much after the last weight.
-    problem = composer._problem
+    problem = composer._composed.problem
     trainer = make_trainer(problem.trainer_class, problem.observation_space, problem.action_space)
     part = FpgaPart.from_device(device)
     space = program_space(LearnerProgram.of(trainer), part, batch, device)

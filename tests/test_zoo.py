@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-import composer.composer as composer_module
+import composer.composing
 from composer import Composer
 from composer.zoo import ZooSettings, _parsed, zoo_settings
 from pearl.algorithms import A2C, DDPG, DQN, PPO, SAC, TD3, RecurrentPPO
@@ -439,7 +439,7 @@ def no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     def reached(*arguments: object, **options: object) -> None:
         raise Reached
 
-    monkeypatch.setattr(composer_module, "discover", reached)
+    monkeypatch.setattr(composer.composing, "discover", reached)
 
 
 @pytest.mark.usefixtures("no_machine")

@@ -17,7 +17,8 @@ from composer.fpga.reported_learner import LearnerBuild, ReportedLearner, Report
 from composer.fpga.reported_replay import ReportedReplay
 from composer.fpga.reported_stages import imported
 from composer.fpga.vendor_report import VendorReport, VendorResources
-from composer.matrix import AssignmentMatrix, MatrixRow, Measurement, MissingCell, PairCell
+from composer.matrix import AssignmentMatrix, MatrixRow, MissingCell, PairCell
+from composer.measurement import Measurement
 from composer.modelled_rows import learner_cell, program_space
 from composer.platform import Platform
 from pearl import __version__

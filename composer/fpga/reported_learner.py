@@ -19,7 +19,8 @@ from composer.fpga.reported_replay import ReportedReplay
 from composer.fpga.reported_stages import clock_of, cycle_in, imported, known_trips, loops_of, one_pass
 from composer.fpga.step_timing import JoinedStep, StagePass, StepTiming, WeighingPass, WeightPass
 from composer.fpga.vendor_report import BlockReport, KernelReport, VendorReport
-from composer.matrix import LearnerCell, Measurement, PairCell
+from composer.matrix import LearnerCell, PairCell
+from composer.measurement import Measurement
 from composer.modelled_rows import FPGA_LEARNER
 from pearl.algorithms.trainer import Trainer
 from pearl.algorithms.update_rule import Bootstrap, update_rule_of

@@ -16,7 +16,8 @@ from composer.fpga.model import ReplayTree
 from composer.fpga.replay_timing import ReplayTiming, StageTiming
 from composer.fpga.reported_stages import clock_of, cycle_in, imported, known_trips, loops_of, one_pass
 from composer.fpga.vendor_report import BlockReport, KernelReport, VendorReport
-from composer.matrix import Measurement, ReplayCell
+from composer.matrix import ReplayCell
+from composer.measurement import Measurement
 from pearl.errors import VendorReportError
 
 _KERNEL = re.compile(r"pearl_replay_(?:level(?P<level>[0-9]{1,2})|(?P<bridge>feed|collect))(?![0-9a-z])")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from composer.fpga.vendor_report import BlockReport, KernelReport, VendorReport
-from composer.matrix import Measurement
+from composer.measurement import Measurement
 from pearl.errors import CapacityError, VendorReportError
 
 

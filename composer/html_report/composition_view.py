@@ -10,7 +10,8 @@ from composer.composition import Composition
 from composer.html_report.svg import bar
 from composer.html_report.timeline import predicted_schedule
 from composer.html_report.view import SAME, HeatCell, HeatRow, Pair, Stage, Value, View
-from composer.matrix import COLUMNS, AssignmentMatrix, Cell, LearnerCell, Measurement, MissingCell, PairCell
+from composer.matrix import COLUMNS, AssignmentMatrix, Cell, LearnerCell, MissingCell, PairCell
+from composer.measurement import Measurement
 from composer.nodes import NodeShare
 from composer.placement import Candidate, Placement
 from composer.report import left_out_line, short_number

@@ -7,7 +7,8 @@ from markupsafe import Markup
 from composer.composition import RolloutComposition
 from composer.html_report.svg import bar
 from composer.html_report.view import SAME, HeatCell, HeatRow, Pair, Stage, Value, View
-from composer.matrix import LearnerCell, Measurement, MissingCell
+from composer.matrix import LearnerCell, MissingCell
+from composer.measurement import Measurement
 from composer.on_policy.explain import NAMES, parts_of, why_not
 from composer.on_policy.matrix import AdvantagesCell, RolloutMatrix
 from composer.on_policy.placement import RolloutCandidate, RolloutPlacement

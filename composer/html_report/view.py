@@ -10,7 +10,8 @@ from markupsafe import Markup
 
 from composer.html_report.svg import bar
 from composer.html_report.timeline import Work
-from composer.matrix import Measurement, UnavailableDevice
+from composer.matrix import UnavailableDevice
+from composer.measurement import Measurement
 from composer.report import short_number
 
 LEVELS = 7  # shades of the heat map

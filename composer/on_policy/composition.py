@@ -3,48 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from composer.codegen.program import check_written
-from composer.on_policy.matrix import RolloutMatrix
-from composer.on_policy.placement import RolloutPlacement
 from composer.on_policy.problem import RolloutProblem
 from pearl.actors.environment import check_evaluation_env, probe
 from pearl.algorithms.on_policy import OnPolicyTrainer, rollout_transition
-from pearl.algorithms.trainer import Trainer, make_trainer
+from pearl.algorithms.trainer import make_trainer
 from pearl.backends import AUTO, backends
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.spec import ActorSpec, ReplaySpec, RolloutSpec, TrainSpec, check_minibatches
 
 ROLLOUT_TRAINING = ("batch_size", "gamma")  # fields of TrainSpec that mean something without a replay
-
-
-@dataclass(frozen=True)
-class Profiled:
-    """How many measurements were made, and how many were known."""
-
-    measured: int
-    known: int
-
-
-@dataclass(frozen=True)
-class ComposedRollouts:
-    """What a composition with rollouts found."""
-
-    problem: RolloutProblem
-    matrix: RolloutMatrix
-    placement: RolloutPlacement
-    profiled: Profiled
-
-
-def has_rollouts(trainer_class: type) -> bool:
-    """Whether the class learns from rollouts of its present policy."""
-    return (
-        inspect.isclass(trainer_class) and issubclass(trainer_class, Trainer) and trainer_class.data_flow() == "rollout"
-    )
 
 
 def refuse_replay_settings(

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from composer.fpga.model import FpgaPart
-from composer.matrix import Measurement, MissingCell
+from composer.matrix import MissingCell
+from composer.measurement import Measurement
 from composer.modelled_rows import why_not_modelled
 from composer.on_policy.matrix import AdvantagesCell, AdvantagesColumn
 from composer.on_policy.problem import RolloutProblem

@@ -8,7 +8,8 @@ from typing import TypeAlias
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from composer.matrix import LearnerCell, Measurement, MissingCell, UnavailableDevice, UnsupportedLearner
+from composer.matrix import LearnerCell, MissingCell, UnavailableDevice, UnsupportedLearner
+from composer.measurement import Measurement
 from composer.report import ascii_table, left_out_line, plain, short_number
 from composer.serialization import from_document, to_document
 from pearl.errors import ConfigurationError

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from composer.matrix import LearnerCell, Measurement
+from composer.matrix import LearnerCell
+from composer.measurement import Measurement
 from composer.nodes import NodeShare
 from composer.on_policy.matrix import AdvantagesCell, RolloutMatrix
 from composer.on_policy.problem import RolloutProblem

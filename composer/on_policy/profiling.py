@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from composer.matrix import LearnerCell, Measurement, MissingCell, UnavailableDevice, UnsupportedLearner
+from composer.matrix import LearnerCell, MissingCell, UnavailableDevice, UnsupportedLearner
+from composer.measurement import Measurement
 from composer.on_policy.matrix import AdvantagesCell, AdvantagesColumn, LearnerColumn, RolloutMatrix, RolloutRow
 from composer.on_policy.problem import RolloutProblem
 from composer.platform import usable

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from composer.matrix import Measurement
+from composer.measurement import Measurement
 from composer.on_policy.placement import RolloutCandidate, RolloutPlacement
 from composer.on_policy.profiling import RolloutProfiler
 from composer.trials import (

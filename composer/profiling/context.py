@@ -16,7 +16,8 @@ import numpy as np
 from composer.absent import NotCalibratedError, imported_times, not_calibrated
 from composer.calibration import CalibrationKey, CalibrationStore
 from composer.contention import CoreSharing
-from composer.matrix import Measurement, UnsupportedLearner
+from composer.matrix import UnsupportedLearner
+from composer.measurement import Measurement
 from composer.platform import Platform
 from composer.problem import Problem, TrainingProblem
 from composer.profiling.actors import measure_actor

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from composer.matrix import Measurement, PairCell
+from composer.matrix import PairCell
+from composer.measurement import Measurement
 from composer.problem import Problem
 from composer.profiling.averaging import measure_average, run_threads
 from composer.profiling.context import ProfilingContext

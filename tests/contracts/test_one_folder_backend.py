@@ -27,7 +27,9 @@ HOST = "cpu0,cpu,cpu,,2,60"
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line; what is measured need not be measured well."""
     monkeypatch.setitem(pearl.backends.TABLE, "toy", "toy_backend")
-    monkeypatch.setattr("composer.composer.Profiler", lambda *args, **more: Profiler(*args, **more, budget_s=0.02))
+    monkeypatch.setattr(
+        "composer.replay_composing.Profiler", lambda *args, **more: Profiler(*args, **more, budget_s=0.02)
+    )
 
 
 def composed(csv_pair: CsvPair, selector: str = "", calibration: Path | None = None) -> Composer:
