@@ -47,6 +47,9 @@ class RolloutExplanation:
 def why_not(placement: RolloutPlacement, other: RolloutCandidate) -> str:
     """How much longer another candidate takes, in which parts, and which would have to be how fast for it to win."""
     chosen, gap = placement.choice, other.terms.t_itr_us - placement.choice.terms.t_itr_us
+    has_more_threads = other.differs_in_threads(chosen) and other.learner.threads > chosen.learner.threads
+    if gap <= 0 and has_more_threads and not other.is_worth_its_threads(chosen):
+        return "It needs more threads, and is not faster by a tenth."
     if gap <= 0:
         return "Its iteration does not take longer: the choice was edited."
     mine, its = parts_of(chosen), parts_of(other)

@@ -30,6 +30,7 @@ from pearl.errors import PlacementError
 if TYPE_CHECKING:
     from composer.on_policy.explain import RolloutExplanation
 
+_WORTH_THREADS = 1.1  # so many times as fast has a Learner with more threads to be
 _FLOAT_BYTES = 4
 
 
@@ -86,6 +87,15 @@ class RolloutCandidate:
         learner = self.learner
         where = f"{learner.implementation} Learner on {learner.device} with {learner.threads} thread(s)"
         return f"GAE on {self.advantages.device}, {where}"
+
+    def differs_in_threads(self, other: RolloutCandidate) -> bool:
+        """Whether all but the number of threads of the Learner is the same."""
+        same = replace(self.learner, threads=other.learner.threads) == other.learner
+        return same and self.advantages == other.advantages
+
+    def is_worth_its_threads(self, fewer: RolloutCandidate) -> bool:
+        """Whether it is faster by a tenth than the same with fewer threads."""
+        return self.terms.t_itr_us * _WORTH_THREADS < fewer.terms.t_itr_us
 
 
 @dataclass(frozen=True)
@@ -204,15 +214,21 @@ class RolloutPlacement:
 
 
 def place_rollouts(matrix: RolloutMatrix, platform: Platform, problem: RolloutProblem) -> RolloutPlacement:
-    """Every pair of devices that has both primitives, the fastest first; PlacementError if there is none."""
+    """Every pair of devices that has both primitives, the fastest first; PlacementError if there is none.
+
+    More threads of the same Learner have to be faster by a tenth: they take cores from all else, and a program pays
+    more for waking them than a measurement does.
+    """
     found = sorted(_candidates(matrix, platform, problem), key=lambda candidate: candidate.terms.t_itr_us)
     if not found:
         raise PlacementError(
             "No device has both GAE and a Learner that can train "
             f"{problem.trainer_class.__name__}: the matrix says why. Add a cpu row to the device CSV."
         )
+    first = found[0]
+    as_fast = [c for c in found if c.differs_in_threads(first) and not first.is_worth_its_threads(c)]
     actors = problem.actors
-    return RolloutPlacement(
+    placement = RolloutPlacement(
         platform.host.name,
         problem.rows,
         problem.rollout.policy_lag,
@@ -220,6 +236,7 @@ def place_rollouts(matrix: RolloutMatrix, platform: Platform, problem: RolloutPr
         actors.envs_per_actor,
         tuple(found),
     )
+    return placement.choosing(min(as_fast, key=lambda candidate: candidate.learner.threads))
 
 
 def _candidates(matrix: RolloutMatrix, platform: Platform, problem: RolloutProblem) -> Iterator[RolloutCandidate]:

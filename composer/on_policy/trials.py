@@ -32,9 +32,6 @@ from pearl.backends import backend_of
 from pearl.errors import GenerationError
 
 _TIMES = ("paced", "free", "overall")
-# The same Learner with another number of threads is not tried if it is predicted to be so many times as slow: both
-# numbers were measured in the same way.
-_CLOSE_ALIKE = 1.1
 
 
 @dataclass(frozen=True)
@@ -71,9 +68,9 @@ class RolloutTrials:
             if not self._try(placement, min(again, key=lambda c: len(runs[c.text])), runs, until):
                 break
         if decided and not runs:
-            self.profiler.report("no program is tried: by their parts, all others are clearly slower")
+            self.profiler.report("no program is tried: others are clearly slower by their parts, or differ in threads")
         found = [_measured(candidate, runs.get(candidate.text)) for candidate in placement.candidates]
-        ranked = sorted(found, key=lambda candidate: (candidate.tried is None, candidate.terms.t_itr_us))
+        ranked = sorted(found, key=lambda c: math.inf if c.tried is None else c.terms.t_itr_us)
         return replace(placement, candidates=tuple(ranked))
 
     def _try(
@@ -123,21 +120,14 @@ class RolloutTrials:
 
 
 def is_decided(placement: RolloutPlacement) -> bool:
-    """Whether the parts alone decide: all others are far slower, or slower with another number of threads alone.
+    """Whether the parts alone decide: all others are far slower, or differ in the number of threads alone.
 
-    With that alone, a program is slower by as much as its training is, however little of its time training takes.
+    The steps of one Learner with different numbers of threads were measured in the same way, and the placement takes
+    the fewest that are fast enough.
     """
-    best, *others = sorted(placement.candidates, key=lambda candidate: candidate.terms.t_itr_us)
-
-    def loses(other: RolloutCandidate) -> bool:
-        alike = replace(other.learner, threads=best.learner.threads) == best.learner
-        alike &= other.advantages == best.advantages
-        trains_slower = other.terms.training_us >= OPTIMISM * best.terms.training_us
-        if alike and trains_slower and other.terms.t_itr_us >= best.terms.t_itr_us:
-            return True
-        return other.terms.t_itr_us >= (_CLOSE_ALIKE if alike else DECISIVE) * best.terms.t_itr_us
-
-    return all(map(loses, others))
+    chosen, *others = placement.candidates
+    limit_us = DECISIVE * chosen.terms.t_itr_us
+    return all(other.differs_in_threads(chosen) or other.terms.t_itr_us >= limit_us for other in others)
 
 
 def _best_us(runs: Mapping[str, Sequence[Measurement]]) -> float:
