@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import hashlib
 import json
 import logging
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from composer.measurement import Measurement
-from composer.serialization import from_document, to_document
+from composer.serialization import document_of, from_document, json_of
 from pearl import __version__
 from pearl.atomic_file import write_text
 from pearl.cache_folder import cache_folder
@@ -58,10 +59,10 @@ class CalibrationKey:
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", tuple(sorted((str(k), v) for k, v in self.parameters)))
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """The name of the entry: equal for equal keys, in every process and version of Python."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        text = json.dumps({f.name: getattr(self, f.name) for f in dataclasses.fields(self)}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -82,6 +83,11 @@ class Entry:
         names = [name for name, _ in self.measurements]
         if len(set(names)) < len(names):
             raise ConfigurationError(f"An entry measures each latency once; found {', '.join(names)}.")
+
+    @functools.cached_property
+    def text(self) -> str:
+        """As JSON: each measurement writes the whole store again."""
+        return json_of(self)
 
     @property
     def imported(self) -> bool:
@@ -370,8 +376,8 @@ def _newest(machines: tuple[Machine, ...]) -> tuple[Machine, ...]:
 
 
 def _encode(entries: _Entries, machines: tuple[Machine, ...]) -> str:
-    document = _Document(tuple(entry for _, entry in sorted(entries.items())), machines)
-    return to_document(document, FORMAT, VERSION, indent=None)
+    texts = ", ".join(entry.text for _, entry in sorted(entries.items()))
+    return document_of(FORMAT, VERSION, entries=f"[{texts}]", machines=json_of(machines))
 
 
 def _decode(text: str) -> tuple[_Entries, tuple[Machine, ...]]:

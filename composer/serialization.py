@@ -23,6 +23,17 @@ def to_document(value: Any, name: str, version: int, indent: int | None = 2) -> 
     return json.dumps(document, indent=indent, allow_nan=False, default=_fields_of)
 
 
+def json_of(value: Any) -> str:
+    """The value, in which there may be frozen dataclasses, as JSON on one line."""
+    return json.dumps(value, allow_nan=False, default=_fields_of)
+
+
+def document_of(name: str, version: int, **parts: str) -> str:
+    """The document on one line that `to_document` makes of a value whose fields are `parts`, each as JSON already."""
+    texts = {"format": json_of(name), "version": json_of(version), **parts}
+    return f"{{{', '.join(f'{json_of(key)}: {text}' for key, text in texts.items())}}}"
+
+
 def _fields_of(value: Any) -> dict[str, Any]:
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
@@ -84,9 +95,9 @@ def decode(expected: Any, data: object, where: str) -> Any:
         return _decode_union(get_args(expected), data, where)
     if origin is Literal:
         accepted = get_args(expected)
-        chosen = any(type(data) is type(value) and data == value for value in accepted)  # True == 1
-        require(chosen, f"{where}: expected one of {', '.join(map(repr, accepted))}; found {_short(data)}.")
-        return data
+        if any(type(data) is type(value) and data == value for value in accepted):  # True == 1
+            return data
+        raise ConfigurationError(f"{where}: expected one of {', '.join(map(repr, accepted))}; found {_short(data)}.")
     if origin is tuple:
         kinds = get_args(expected)
         if not isinstance(data, list):
@@ -95,15 +106,17 @@ def decode(expected: Any, data: object, where: str) -> Any:
             return tuple(data)  # samples: most of a calibration store
         if kinds[-1] is Ellipsis:
             kinds = (kinds[0],) * len(data)
-        require(len(data) == len(kinds), f"{where}: expected {len(kinds)} items; found {_short(data)}.")
+        if len(data) != len(kinds):
+            raise ConfigurationError(f"{where}: expected {len(kinds)} items; found {_short(data)}.")
         return tuple(decode(kind, data[i], f"{where}[{i}]") for i, kind in enumerate(kinds))
     return _decode_scalar(expected, data, where)
 
 
 def _decode_scalar(expected: Any, data: object, where: str) -> object:
     if expected is float and isinstance(data, (int, float)) and not isinstance(data, bool):
-        require(abs(data) <= _LARGEST, f"{where}: expected a finite number; found {_short(data)}.")
-        return float(data)
+        if abs(data) <= _LARGEST:
+            return float(data)
+        raise ConfigurationError(f"{where}: expected a finite number; found {_short(data)}.")
     if expected in (str, bool, int) and type(data) is expected:
         require(not isinstance(data, int) or abs(data) < 2**63, f"{where}: expected a whole number that fits 64 bits.")
         return data
@@ -121,7 +134,8 @@ def _decode_union(kinds: tuple[Any, ...], data: object, where: str) -> Any:
         rest = sorted(records, key=lambda kind: -len(data.keys() & {f.name for f in dataclasses.fields(kind)}))
     elif len(rest) > 1:
         rest = [kind for kind in rest if type(data) is kind] or rest
-    require(bool(rest), f"{where}: expected another kind of value; found {_short(data)}.")
+    if not rest:
+        raise ConfigurationError(f"{where}: expected another kind of value; found {_short(data)}.")
     return decode(rest[0], data, where)
 
 
@@ -134,8 +148,8 @@ def _decode_dataclass(cls: type[Any], data: object, where: str) -> Any:
         if key not in fields:
             advice = did_you_mean(key, fields)
             raise ConfigurationError(f"{where}: expected the keys {', '.join(fields)}; found {key!r}.{advice}")
-    missing = [name for name, f in fields.items() if name not in data and f.default is dataclasses.MISSING]
-    require(not missing, f"{where}: expected the keys {', '.join(fields)}; {', '.join(missing)} missing.")
+    if missing := [name for name, f in fields.items() if name not in data and f.default is dataclasses.MISSING]:
+        raise ConfigurationError(f"{where}: expected the keys {', '.join(fields)}; {', '.join(missing)} missing.")
     values = {name: decode(hints[name], value, f"{where}.{name}") for name, value in data.items()}
     try:
         return cls(**values)
