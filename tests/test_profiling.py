@@ -131,7 +131,7 @@ def test_a_module_that_registers_its_environment_overrides_nothing(
     witness: Callable[..., ActorSetup], capfd: pytest.CaptureFixture[str]
 ) -> None:
     setup = witness()
-    assert len(measure_actor(setup, 0.0)) >= 20
+    assert len(measure_actor(setup, 0.0)) >= 10
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make_vector_env(setup.spec).close()
@@ -208,8 +208,8 @@ def test_every_step_is_a_sign_of_life(witness: Callable[..., ActorSetup], monkey
         nonlocal steps
         steps += 1
 
-    assert len(actor_profiling._time_actor(Actor(witness(), on_step=count), 0.0)) >= 20
-    assert steps >= 20 * witness().steps_per_message
+    assert len(actor_profiling._time_actor(Actor(witness(), on_step=count), 0.0)) >= 10
+    assert steps >= 10 * witness().steps_per_message
 
 
 @pytest.mark.parametrize("reason", ["unpicklable", "not importable", "fails elsewhere"])
@@ -260,7 +260,7 @@ gym.register("Mine-v0", Mine, disable_env_checker=True)
 {guard}
     actors = ActorSpec("Mine-v0", envs_per_actor=2, env_kwargs={{"path": "seen"}})
     samples = measure_actor(ActorSetup(None, {{}}, actors, TrainSpec(), seed=0, policy=PLAN), 0.03)
-    print("measured", len(samples) >= 20, os.getpid())
+    print("measured", len(samples) >= 10, os.getpid())
 '''
 
 
@@ -368,9 +368,9 @@ def test_setting_2_is_measured_by_the_loop_that_a_run_takes(
     else:
         (looped,) = loops
         assert looped not in steps
-        assert looped.trainer.gradient_steps >= 25
+        assert looped.trainer.gradient_steps >= 15
     for name, latency in composer.matrix.cell("cpu0", "RM & Learner").measurements():
-        assert latency.n >= 20, name
+        assert latency.n >= 10, name
         assert 0 < latency.p20_us <= latency.value_us <= latency.p80_us, name
 
 
@@ -407,9 +407,9 @@ def test_seconds_that_add_up_become_microseconds_of_an_iteration() -> None:
     context: Any = SimpleNamespace(budget_s=0.0, problem=SimpleNamespace(train=TrainSpec()))
     full = FullReplay(ReplaySpec(64), 16, Factory("pearl.replay", "make_replay_manager"))
     found = measure_loop(context, loop, laq, ldq, insert, full, apart=False)
-    assert found["sample"] == pytest.approx([3.0] * 20)
-    assert found["gather"] == pytest.approx([4.0] * 20)
-    assert found["update"] == pytest.approx([5.0] * 20)
-    assert found["step"] == pytest.approx([102.0] * 20, abs=0.2)  # publications are borne by all steps alike
-    assert found["insert"] == [2.0] * 20
+    assert found["sample"] == pytest.approx([3.0] * 10)
+    assert found["gather"] == pytest.approx([4.0] * 10)
+    assert found["update"] == pytest.approx([5.0] * 10)
+    assert found["step"] == pytest.approx([102.0] * 10, abs=0.2)  # publications are borne by all steps alike
+    assert found["insert"] == [2.0] * 10
     assert np.all(np.diff(inserted) == 4)  # 500 us at 112 to 128 us an iteration, then an insertion

@@ -102,7 +102,7 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
         return self.known(key, ("rollout",), self._measure_actor, host)["rollout"]
 
     def _measure_actor(self) -> dict[str, list[float]]:
-        return {"rollout": measure_actor(self.actor_setup(self.problem.rollout), self.budget_s)}
+        return {"rollout": measure_actor(self.actor_setup(self.problem.rollout), self.budget_s / 2)}
 
     # --- GAE --------------------------------------------------------------------------------------------------------
 

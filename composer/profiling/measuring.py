@@ -16,6 +16,7 @@ _T = TypeVar("_T")
 
 WARM_UP = 5
 _LEAST_SAMPLES, MOST_SAMPLES = 20, 2000
+_QUICK_S, _QUICK_SAMPLES = 0.2, 10  # the least within a budget below so many seconds
 _ENOUGH_SAMPLES = 200
 # Fewer samples are enough where they took so many seconds, or this part of the budget if that is less.
 _ENOUGH_S, _ENOUGH = 0.1, 1 / 3
@@ -40,13 +41,14 @@ def measure(
     if min(warm_up) > worth_us:
         return warm_up
     samples: list[float] = []
+    few = _LEAST_SAMPLES if budget_s >= _QUICK_S else _QUICK_SAMPLES
     enough_s = min(_ENOUGH_S, _ENOUGH * budget_s)
     start = time.perf_counter()
     while len(samples) < MOST_SAMPLES:
         samples.append(_timed(work, before))
         spent_s = time.perf_counter() - start
-        least = _LEAST_SAMPLES if spent_s < max(_TOO_LONG_S, _TOO_LONG * budget_s) else _FEWEST_SAMPLES
-        if len(samples) >= least and (spent_s > budget_s or _settled(samples, spent_s > enough_s)):
+        least = few if spent_s < max(_TOO_LONG_S, _TOO_LONG * budget_s) else _FEWEST_SAMPLES
+        if len(samples) >= least and (spent_s > budget_s or _settled(samples, few if spent_s > enough_s else None)):
             break
     return samples
 
@@ -59,11 +61,10 @@ def _timed(work: Callable[[], object], before: Callable[[], object] | None) -> f
     return (time.perf_counter_ns() - start) / 1e3
 
 
-def _settled(samples: list[float], took_long: bool) -> bool:
+def _settled(samples: list[float], few: int | None) -> bool:
+    """Whether both halves agree, asked after every `few` samples where these took long."""
     count = len(samples)
-    if count % (_LEAST_SAMPLES if took_long else _ENOUGH_SAMPLES // 2):
-        return False
-    if count < _ENOUGH_SAMPLES and not took_long:
+    if count % (few or _ENOUGH_SAMPLES // 2) or (few is None and count < _ENOUGH_SAMPLES):
         return False
     half = count // 2
     first, second = float(np.median(samples[:half])), float(np.median(samples[half:]))
