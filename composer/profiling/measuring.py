@@ -19,7 +19,7 @@ _LEAST_SAMPLES, MOST_SAMPLES = 20, 2000
 _QUICK_S, _QUICK_SAMPLES = 0.2, 10  # the least within a budget below so many seconds
 _ENOUGH_SAMPLES = 200
 # Fewer samples are enough where they took so many seconds, or this part of the budget if that is less.
-_ENOUGH_S, _ENOUGH = 0.1, 1 / 3
+_ENOUGH_S, _ENOUGH = 0.1, 0.2
 _FEWEST_SAMPLES = 3  # of those that take so long that more would take too long
 _TOO_LONG_S, _TOO_LONG = 1.0, 3.0  # seconds, and times the budget
 _SETTLED = 0.03  # relative difference of the medians of both halves of the samples
