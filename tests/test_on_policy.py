@@ -20,6 +20,7 @@ from trainers import TinyPPO
 
 import pearl
 from composer import Composer
+from composer.composing import Profiled
 from composer.composition import RolloutComposition, read_composition
 from composer.html_report.page import report_page
 from composer.measurement import Measurement
@@ -703,6 +704,15 @@ def test_a_program_is_composed_again_from_its_own_values(tmp_path: Path, quick_p
     assert "Stopping: composing again, as for 0.2 s iterations take" in output
     assert re.search(r"devices.csv cannot be read.*\nThe run goes on with program.py", output)
     assert "Resumed from" in output
+
+
+def test_profiling_tells_of_each_measurement_before_it_is_made(tmp_path: Path, quick_profiles: None) -> None:
+    composer, lines = composer_of(tmp_path, calibration=tmp_path / "calibration.json"), list[str]()
+    profiled = composer.profile(watch=lines.append, budget_s=0)
+    assert profiled.measured == len(lines) > 2
+    assert lines[0] == "cpu0: GAE of 64 transitions"
+    assert composer.profile(watch=lines.append, budget_s=0) == Profiled(0, profiled.measured + profiled.known)
+    assert len(lines) == profiled.measured
 
 
 def test_a_placement_is_explained(tmp_path: Path, quick_profiles: None) -> None:

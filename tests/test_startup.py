@@ -130,6 +130,32 @@ def test_the_profiled_actors_interpreter_starts_at_once_and_once(
     assert started == [1], "the second composition measures no Actor"
 
 
+BEFORE_IMPORTS = """
+import sys
+import composer.composer
+from pearl.algorithms import DQN
+
+class Started(Exception): pass
+heavy = {"rich", "jinja2", "composer.composing", "composer.profiling"}
+def start_waiting(count): raise Started(sorted(heavy & set(sys.modules)))
+composer.composer.start_waiting = start_waiting
+made = composer.composer.Composer(calibration="calibration.json", progress=False)
+made.set_actors(1, env="CartPole-v1")
+made.set_train_function(learner=DQN)
+made.set_replay(1000)
+try:
+    made.run()
+except Started as started:
+    print(started)
+"""
+
+
+def test_the_profiled_actors_interpreter_starts_before_the_steps_are_imported(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BEFORE_IMPORTS]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
 def test_no_interpreter_stays_where_the_checks_fail(csv_pair: Callable[..., CsvPair], tmp_path: Path) -> None:
     composer = described(csv_pair(*ONE_CPU), calibration=tmp_path / "calibration.json")
     with pytest.raises(ConfigurationError):

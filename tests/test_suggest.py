@@ -307,6 +307,20 @@ def test_a_built_in_class_gets_its_settings_and_the_program_states_them(
     assert "DQN.replay_ratio" in page
 
 
+@pytest.mark.usefixtures("quick_profiles")
+def test_what_was_chosen_is_chosen_again_for_a_run_of_another_length(csv_pair: CsvPair) -> None:
+    composer = composed(csv_pair(*ONE_CPU), implementation="native")
+    for timesteps in (2000, 20_000):
+        composer.run(timesteps=timesteps)
+        assert composer.replay is None
+        (size,) = (choice.value for choice in composer.suggestion.replay if choice.name == "size")
+        assert composer._composed is not None
+        assert composer._composed.problem.replay.capacity == size
+    composer.set_replay(500)
+    composer.run(timesteps=2000)
+    assert composer.suggestion.replay == ()
+
+
 def test_a_subclass_keeps_what_it_sets_itself() -> None:
     class OwnNetwork(OwnWidth):
         batch_size = 48
