@@ -59,7 +59,7 @@ class Composer(Description):
         if timesteps != self.timesteps:  # settings that are chosen follow the length of the run
             self.timesteps, self.suggested = timesteps, None
         with self._measuring() as composing:
-            return composing.run(budget_s)
+            return composing.run(budget_s, timesteps)
 
     def check(self) -> None:
         """Check the problem as `run` does, before devices are read and anything is measured.

@@ -71,12 +71,13 @@ class Composing(abc.ABC):
             "set_replay(size)": description.replay if needs_replay else "chosen, or not needed",
         }
         if missing := [call for call, value in stated.items() if value is None]:
-            raise ConfigurationError(f"Composer.run() needs {' and '.join(missing)} to be called first.")
+            raise ConfigurationError(f"A Composer needs {' and '.join(missing)} to be called first.")
         assert description.actors is not None
         assert description.trainer_class is not None
         self.description, self.store = description, store
         self.actors, self.trainer_class = description.actors, description.trainer_class
         self.training = dict(description.training)
+        self.timesteps: int | None = None  # of the program, if they are to be enough for training
         self.nodes: tuple[NodeShare, ...] = ()
         self.networks: Callable[[], tuple[NetworkSpec, ...]] = tuple
 
@@ -94,7 +95,7 @@ class Composing(abc.ABC):
         """Check a problem all of whose settings are stated."""
 
     @abc.abstractmethod
-    def run(self, budget_s: float | None) -> tuple[Any, Any]:
+    def run(self, budget_s: float | None, timesteps: int | None) -> tuple[Any, Any]:
         """Compose; the configurations of the two primitives. See `Composer.run`."""
 
     @abc.abstractmethod

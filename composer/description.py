@@ -51,7 +51,7 @@ ACTOR_FIELDS = {"num_actors": "count", "envs_per_actor": "envs_per_actor"}  # of
 
 
 class Description:
-    """The machine and the problem as `set_*` describe them, in fields of the same names.
+    """The machine and the problem as `set_*` describe them, in fields.
 
     Composing reads the fields and changes none, but for what later runs need not find again, as long as what it follows
     from stays: `suggested`, the settings that were left to the composer, and `cluster_nodes`. This module imports
@@ -92,6 +92,7 @@ class Description:
         Without one, `run` discovers this machine's devices, except those that share their silicon with another device.
         """
         self.device_file = path_of("set_device_file", path)
+        self.suggested = None
 
     def set_connection_file(self, path: str | Path) -> None:
         """The connection CSV."""
@@ -260,6 +261,7 @@ class Description:
             share_next_obs=share_next_obs,
             share_frames=share_frames,
         )
+        self.suggested = None
 
     def set_training(self, **schedule: Any) -> None:
         """Override fields of `TrainSpec`: batch_size, replay_ratio, learning_starts, priority_update_delay, ...
@@ -365,7 +367,7 @@ class Description:
         Without device files it composes for the platform of the placement, as discovery would measure its memory again.
         Raises PlacementError for a placement without `evidence`.
         """
-        if placement.evidence is None:
+        if getattr(placement, "evidence", None) is None:
             raise PlacementError(
                 "The edited placement has no evidence, which states the platform it was composed for: an older version "
                 "wrote it, or the key was removed. Compose again and edit the new file."

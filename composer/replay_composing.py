@@ -45,6 +45,7 @@ from composer.tunables import REPLAY_RATIO, start_of
 from composer.tuning import balanced_ratio, tuned, updates_per_step
 from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.actors.environment import check_evaluation_env, probe
+from pearl.actors.waiting import end_waiting
 from pearl.algorithms.trainer import (
     Trainer,
     flattening_note,
@@ -90,8 +91,9 @@ class ReplayComposing(Composing):
     def _check_stated(self) -> None:
         self.checked_problem()
 
-    def run(self, budget_s: float | None) -> tuple[ReplayConfig, LearnerConfig]:
+    def run(self, budget_s: float | None, timesteps: int | None) -> tuple[ReplayConfig, LearnerConfig]:
         """See `Composer.run`."""
+        self.timesteps = timesteps
         self._composed(Budget.of(budget_s))
         if self.description.edited is not None:
             check_edited(self.description.edited, self.placement)
@@ -121,6 +123,8 @@ class ReplayComposing(Composing):
     ) -> None:
         """See `Composing.write`."""
         if placement is not None:
+            if not isinstance(placement, Placement):
+                raise PlacementError(f"runtime_gen takes a Placement; found a {type(placement).__name__}.")
             check_edited(placement, self.placement)
         placement = (placement or self.placement).with_choice(
             replay_manager=None if first is None else first.device,
@@ -172,8 +176,8 @@ class ReplayComposing(Composing):
         if stated is not None:
             check_absent(stated, self.store)
         problem = self.checked_problem(stated)
-        if self.description.timesteps is not None:
-            check_training_begins(problem.train, self.description.timesteps)
+        if self.timesteps is not None:
+            check_training_begins(problem.train, self.timesteps)
         platform = self.platform = self._with_cluster(stated or self._discover(thorough=thorough))
         self._check_devices(platform)
         for line in unlike_measured(platform, self.store):
@@ -210,7 +214,7 @@ class ReplayComposing(Composing):
             if replay is None:
                 values = values_of(chosen.replay)
                 replay = ReplaySpec(values.pop("size"), **values)
-        assert replay is not None, "Composer looks for it"
+        assert replay is not None, "Composing looks for it"
         transition = transition_of(self.trainer_class, observation_space, action_space, settings)
         check_shared(transition, replay)
         trainer = make_trainer(self.trainer_class, observation_space, action_space, settings=dict(settings))
@@ -362,6 +366,7 @@ class ReplayComposing(Composing):
     def _compose(self, profiler: Profiler, budget: Budget) -> None:
         """Set matrix and placement, and keep the machine in the store."""
         matrix, imported = profiler.with_reports(profiler.matrix())
+        end_waiting()
         matrix = with_rates(matrix, profiler.platform, profiler.problem.train.batch_size)
         self.matrix = matrix
         for line in imported:

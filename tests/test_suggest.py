@@ -317,7 +317,7 @@ def test_what_was_chosen_is_chosen_again_for_a_run_of_another_length(csv_pair: C
         assert composer._composed is not None
         assert composer._composed.problem.replay.capacity == size
     composer.set_replay(500)
-    composer.run(timesteps=2000)
+    composer.run(timesteps=20_000)
     assert composer.suggestion.replay == ()
 
 

@@ -28,8 +28,9 @@ from composer.program_defaults import ProgramDefaults
 from composer.suggestion.suggestion import values_of
 from composer.trials import Budget
 from pearl.actors.environment import probe
+from pearl.actors.waiting import end_waiting
 from pearl.algorithms.on_policy import OnPolicyTrainer
-from pearl.errors import ConfigurationError
+from pearl.errors import ConfigurationError, PlacementError
 from pearl.learner.extract import extract_networks
 from pearl.spec import ONE_LEARNER
 
@@ -41,8 +42,9 @@ class RolloutComposing(Composing):
     placement: RolloutPlacement
     problem: RolloutProblem
 
-    def run(self, budget_s: float | None) -> tuple[AdvantagesConfig, RolloutLearnerConfig]:
+    def run(self, budget_s: float | None, timesteps: int | None) -> tuple[AdvantagesConfig, RolloutLearnerConfig]:
         """See `Composer.run`."""
+        self.timesteps = timesteps
         self._composed(Budget.of(budget_s))
         return self.placement.choice.advantages, self.placement.choice.learner
 
@@ -59,7 +61,29 @@ class RolloutComposing(Composing):
         defaults: ProgramDefaults,
     ) -> None:
         """See `Composing.write`."""
+        self._check_length(self.problem, defaults.timesteps)
+        if placement is not None and not self._has_composed(placement):
+            raise PlacementError(
+                "A placement of runtime_gen must be the composer's own, with one of its candidates as choice "
+                "(composer.placement.choosing(candidate)): other numbers were never measured."
+            )
         self._write(placement or self.placement, path, defaults, first, learner)
+
+    def _has_composed(self, placement: object) -> bool:
+        """Whether it is this one but for the order of the candidates."""
+        if not isinstance(placement, RolloutPlacement):
+            return False
+        mine, its = self.placement.candidates, placement.candidates
+        same = len(mine) == len(its) and all(candidate in mine for candidate in its)
+        return same and dataclasses.replace(placement, candidates=mine) == self.placement
+
+    @staticmethod
+    def _check_length(problem: RolloutProblem, timesteps: int) -> None:
+        if timesteps < problem.rows:
+            raise ConfigurationError(
+                f"{timesteps:,} steps are less than one rollout of {problem.rollout.horizon} steps x "
+                f"{problem.actors.env_count} environments: nothing would be trained. Give more, or a smaller horizon."
+            )
 
     def _write(
         self,
@@ -129,11 +153,8 @@ class RolloutComposing(Composing):
         problem, trainer = self._checked_problem(stated)
         shape = problem.observation_space.shape
         self.networks = functools.cache(functools.partial(extract_networks, trainer, shape))
-        if said.timesteps is not None and said.timesteps < problem.rows:
-            raise ConfigurationError(
-                f"{said.timesteps:,} steps are less than one rollout of {problem.rollout.horizon} steps x "
-                f"{problem.actors.env_count} environments: nothing would be trained. Give more, or a smaller horizon."
-            )
+        if self.timesteps is not None:
+            self._check_length(problem, self.timesteps)
         platform = self.platform = self._with_cluster(stated or self._discover(thorough=thorough))
 
         def measuring(problem: RolloutProblem) -> RolloutProfiler:
@@ -147,6 +168,7 @@ class RolloutComposing(Composing):
             beside = ONE_LEARNER if problem.rollout.policy_lag else None
             placed = self._spread(problem, platform, profiler.transition_us, learners=beside)
         self.matrix = profiler.matrix()
+        end_waiting()
         self._keep_machine(platform)
         placement = place_rollouts(self.matrix, platform, problem)
         with trial_folder() as folder:

@@ -1,4 +1,4 @@
-"""Checks a problem with rollouts, and holds what composing it found."""
+"""Checks a problem with rollouts."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from composer.on_policy.placement import RolloutCandidate, RolloutPlacement
+from composer.on_policy.placement import WORTH_THREADS, RolloutCandidate, RolloutPlacement
 from composer.report import plain, short_number
 
 NAMES = {"collection": "collecting", "advantages": "GAE", "communication": "moving", "training": "training"}
@@ -47,9 +47,8 @@ class RolloutExplanation:
 def why_not(placement: RolloutPlacement, other: RolloutCandidate) -> str:
     """How much longer another candidate takes, in which parts, and which would have to be how fast for it to win."""
     chosen, gap = placement.choice, other.terms.t_itr_us - placement.choice.terms.t_itr_us
-    has_more_threads = other.differs_in_threads(chosen) and other.learner.threads > chosen.learner.threads
-    if gap <= 0 and has_more_threads and not other.is_worth_its_threads(chosen):
-        return "It needs more threads, and is not faster by a tenth."
+    if gap <= 0 and any(_has_needless_threads(other, fewer) for fewer in placement.candidates):
+        return "It needs more threads, and is not faster by a tenth than with fewer."
     if gap <= 0:
         return "Its iteration does not take longer: the choice was edited."
     mine, its = parts_of(chosen), parts_of(other)
@@ -61,8 +60,15 @@ def why_not(placement: RolloutPlacement, other: RolloutCandidate) -> str:
         return f"{text}. Programs of both were tried."
     if placement.policy_lag or chosen.tried is not None or other.tried is not None:
         return f"{text}."
+    if other.differs_in_threads(chosen) and other.learner.threads > chosen.learner.threads:
+        gap += chosen.terms.t_itr_us * (1 - 1 / WORTH_THREADS)
     wins = [f"{NAMES[name]} in {short_number(its[name] - gap)} us" for name in later if its[name] > gap]
     return f"{text}. It would be chosen with {' or '.join(wins)}." if wins else f"{text}."
+
+
+def _has_needless_threads(candidate: RolloutCandidate, fewer: RolloutCandidate) -> bool:
+    more = candidate.differs_in_threads(fewer) and candidate.learner.threads > fewer.learner.threads
+    return more and not candidate.is_worth_its_threads(fewer)
 
 
 def parts_of(candidate: RolloutCandidate) -> dict[str, float]:

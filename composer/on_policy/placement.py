@@ -9,7 +9,7 @@ divided by the cores.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ from pearl.errors import PlacementError
 if TYPE_CHECKING:
     from composer.on_policy.explain import RolloutExplanation
 
-_WORTH_THREADS = 1.1  # so many times as fast has a Learner with more threads to be
+WORTH_THREADS = 1.1  # so many times as fast has a Learner with more threads to be
 _FLOAT_BYTES = 4
 
 
@@ -95,7 +95,7 @@ class RolloutCandidate:
 
     def is_worth_its_threads(self, fewer: RolloutCandidate) -> bool:
         """Whether it is faster by a tenth than the same with fewer threads."""
-        return self.terms.t_itr_us * _WORTH_THREADS < fewer.terms.t_itr_us
+        return self.terms.t_itr_us * WORTH_THREADS < fewer.terms.t_itr_us
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class RolloutPlacement:
     def with_choice(
         self, advantages: str, learner: str, implementation: str, threads: int | None = None
     ) -> RolloutPlacement:
-        """The same with another candidate as choice: one with so many threads if there is one, else the fastest.
+        """The same with another candidate as choice: one with so many threads if there is one, else the first.
 
         PlacementError if no candidate has these devices and this implementation.
         """
@@ -225,8 +225,6 @@ def place_rollouts(matrix: RolloutMatrix, platform: Platform, problem: RolloutPr
             "No device has both GAE and a Learner that can train "
             f"{problem.trainer_class.__name__}: the matrix says why. Add a cpu row to the device CSV."
         )
-    first = found[0]
-    as_fast = [c for c in found if c.differs_in_threads(first) and not first.is_worth_its_threads(c)]
     actors = problem.actors
     placement = RolloutPlacement(
         platform.host.name,
@@ -236,7 +234,19 @@ def place_rollouts(matrix: RolloutMatrix, platform: Platform, problem: RolloutPr
         actors.envs_per_actor,
         tuple(found),
     )
-    return placement.choosing(min(as_fast, key=lambda candidate: candidate.learner.threads))
+    return placement.choosing(of_each_learner(found)[0])
+
+
+def of_each_learner(candidates: Iterable[RolloutCandidate]) -> list[RolloutCandidate]:
+    """Of those that differ in threads alone, the one with the fewest that no other is worth; the fastest first."""
+    found: list[RolloutCandidate] = []
+    for candidate in sorted(candidates, key=lambda candidate: candidate.learner.threads):
+        same = next((i for i, other in enumerate(found) if candidate.differs_in_threads(other)), None)
+        if same is None:
+            found.append(candidate)
+        elif candidate.is_worth_its_threads(found[same]):
+            found[same] = candidate
+    return sorted(found, key=lambda candidate: candidate.terms.t_itr_us)
 
 
 def _candidates(matrix: RolloutMatrix, platform: Platform, problem: RolloutProblem) -> Iterator[RolloutCandidate]:

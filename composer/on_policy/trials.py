@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from composer.measurement import Measurement
-from composer.on_policy.placement import RolloutCandidate, RolloutPlacement
+from composer.on_policy.placement import RolloutCandidate, RolloutPlacement, of_each_learner
 from composer.on_policy.profiling import RolloutProfiler
 from composer.trials import (
     CLOSE,
@@ -56,7 +56,7 @@ class RolloutTrials:
         until = 0.0 if decided else time.monotonic() + self.budget.seconds
         runs: dict[str, list[Measurement]] = {}
         most = MOST_RUNS if self.budget.stated else USUAL_RUNS
-        for candidate in placement.candidates:
+        for candidate in placement.candidates if self.budget.stated else of_each_learner(placement.candidates):
             if candidate.terms.t_itr_us < _best_us(runs) * OPTIMISM:
                 self._try(placement, candidate, runs, until)
         while True:
@@ -125,9 +125,8 @@ def is_decided(placement: RolloutPlacement) -> bool:
     The steps of one Learner with different numbers of threads were measured in the same way, and the placement takes
     the fewest that are fast enough.
     """
-    chosen, *others = placement.candidates
-    limit_us = DECISIVE * chosen.terms.t_itr_us
-    return all(other.differs_in_threads(chosen) or other.terms.t_itr_us >= limit_us for other in others)
+    best, *others = of_each_learner(placement.candidates)
+    return all(other.terms.t_itr_us >= DECISIVE * best.terms.t_itr_us for other in others)
 
 
 def _best_us(runs: Mapping[str, Sequence[Measurement]]) -> float:

@@ -123,7 +123,7 @@ def _file_hash(files: Iterable[Path]) -> str:
 
 @functools.cache
 def _digest(file: Path) -> bytes:
-    """Of the content of one of PEARL's own files; the hashes of most primitives have the same ones."""
+    """Of a file's content, which is read once: the hashes of most primitives have the same files."""
     return hashlib.sha256(file.read_bytes()).digest()
 
 

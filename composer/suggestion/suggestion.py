@@ -34,7 +34,6 @@ from pearl.replay.memory import free_memory
 from pearl.runtime.data_storage import stored_nbytes
 from pearl.spec import ActorSpec, ReplaySpec, RolloutSpec, TrainSpec
 
-AUTO_SETTINGS = "auto"
 _TRAINING = {f.name for f in dataclasses.fields(TrainSpec)}
 _ROLLOUT = {f.name for f in dataclasses.fields(RolloutSpec)}
 _FAST_US, _SLOW_US = 100.0, 1000.0  # of an environment step

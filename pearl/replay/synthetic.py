@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -50,9 +51,7 @@ def random_transitions(
             column[:] = typical[name]
         elif name == ACTION:
             count = rows * (1 if transition.sequence is None else transition.sequence.length)
-            actions = batch_space(action_space, count)  # to sample one at a time is up to 300 times slower
-            actions.seed(seed)
-            column[:] = np.asarray(actions.sample()).reshape(column.shape)
+            column[:] = _random_actions(action_space, count, seed).reshape(column.shape)
         elif name in (STEPS, POSITION) and transition.sequence is not None:
             column[:] = 1
         elif name == DISCOUNT:
@@ -64,6 +63,17 @@ def random_transitions(
     if isinstance(action_space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
         columns[ACTION] -= action_space.start
     return columns
+
+
+def _random_actions(space: gym.Space[Any], count: int, seed: int) -> np.ndarray:
+    """All at once, which is up to 300 times faster, where the space has no way of its own to sample."""
+    if type(space).__module__.partition(".")[0] == "gymnasium":
+        actions = batch_space(space, count)
+        actions.seed(seed)
+        return np.asarray(actions.sample())
+    own = copy.deepcopy(space)
+    own.seed(seed)
+    return np.stack([np.asarray(own.sample()) for _ in range(count)])
 
 
 def chained(columns: dict[str, np.ndarray], streams: int) -> dict[str, np.ndarray]:
