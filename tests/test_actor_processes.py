@@ -251,7 +251,7 @@ def test_environments_may_start_processes(
         until(lambda: len(queues[0]), lambda: actors.check(0))
         assert actors.restarts == 0, caplog.messages
     elif where == "composing":
-        assert len(measure_actor(setup, 0.0)) >= 20
+        assert len(measure_actor(setup, 0.0)) >= 10
     else:
         trainer = TinyDQN(spaces.Box(0.0, 1.0, (3,), np.float32), spaces.Discrete(2))
         found = evaluate(trainer, setup.spec, 2, seed=0)
