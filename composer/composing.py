@@ -64,12 +64,12 @@ class Composing(abc.ABC):
     placement: Any
 
     def __init__(self, description: Description, store: CalibrationStore) -> None:
-        needs_replay = not (description.learns_from_rollouts or description.chooses_settings)
-        stated = {
+        stated: dict[str, object] = {
             "set_actors(num_actors, env=...)": description.actors,
             "set_train_function(learner=...)": description.trainer_class,
-            "set_replay(size)": description.replay if needs_replay else "chosen, or not needed",
         }
+        if not (description.learns_from_rollouts or description.chooses_settings):
+            stated["set_replay(size)"] = description.replay
         if missing := [call for call, value in stated.items() if value is None]:
             raise ConfigurationError(f"A Composer needs {' and '.join(missing)} to be called first.")
         assert description.actors is not None
@@ -77,7 +77,7 @@ class Composing(abc.ABC):
         self.description, self.store = description, store
         self.actors, self.trainer_class = description.actors, description.trainer_class
         self.training = dict(description.training)
-        self.timesteps: int | None = None  # of the program, if they are to be enough for training
+        self.timesteps: int | None = None  # of the program: must be enough to train
         self.nodes: tuple[NodeShare, ...] = ()
         self.networks: Callable[[], tuple[NetworkSpec, ...]] = tuple
 

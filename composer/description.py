@@ -84,7 +84,7 @@ class Description:
         self.auto_learners: tuple[str, ...] = ()
         self.rollout: dict[str, Any] = {}
         self.edited: Placement | None = None
-        self.timesteps: int | None = None
+        self.timesteps: int | None = None  # of the last run, which chosen settings follow
 
     def set_device_file(self, path: str | Path) -> None:
         """The device CSV (docs/csv_reference.md).

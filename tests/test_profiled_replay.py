@@ -7,7 +7,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 from programs import ONE_CPU, CsvPair, described
 
 import pearl.replay
@@ -22,6 +24,7 @@ from pearl.backends.protocol import Factory
 from pearl.errors import ReplayError
 from pearl.replay import DataStorage, Linear
 from pearl.replay.backing import RamBacking
+from pearl.replay.synthetic import _random_actions
 from pearl.runtime.data_storage import ChainedStorage
 from pearl.spec import ReplaySpec
 
@@ -190,3 +193,27 @@ def test_a_replay_whose_items_are_used_up_is_kept_full() -> None:
     for _ in range(200):
         full.renew(32)
         full.manager.sample(32, 0.4)
+
+
+class Corners(spaces.Box):
+    """Samples in a way of its own."""
+
+    def sample(self, mask: None = None, probability: None = None) -> np.ndarray:
+        return self.high.copy()
+
+
+@pytest.mark.parametrize(
+    "space",
+    [spaces.Box(-2.0, 2.0, (3,)), spaces.Discrete(5, start=-1), spaces.MultiDiscrete([3, 4]), spaces.MultiBinary(4)],
+    ids=lambda space: type(space).__name__,
+)
+def test_synthetic_actions_are_those_of_the_space(space: spaces.Space[Any]) -> None:
+    found = _random_actions(space, 50, seed=3)
+    assert len(found) == 50
+    assert all(space.contains(row if row.shape else np.int64(row)) for row in found)
+    assert len(np.unique(found)) > 1
+    np.testing.assert_array_equal(found, _random_actions(space, 50, seed=3))
+
+
+def test_a_space_that_samples_in_its_own_way_does_so() -> None:
+    assert (_random_actions(Corners(-2.0, 2.0, (3,)), 50, seed=3) == 2.0).all()

@@ -30,7 +30,7 @@ from pearl.errors import PlacementError
 if TYPE_CHECKING:
     from composer.on_policy.explain import RolloutExplanation
 
-WORTH_THREADS = 1.1  # so many times as fast has a Learner with more threads to be
+WORTH_THREADS = 1.1  # a Learner with more threads must be so many times as fast
 _FLOAT_BYTES = 4
 
 
@@ -238,7 +238,7 @@ def place_rollouts(matrix: RolloutMatrix, platform: Platform, problem: RolloutPr
 
 
 def of_each_learner(candidates: Iterable[RolloutCandidate]) -> list[RolloutCandidate]:
-    """Of those that differ in threads alone, the one with the fewest that no other is worth; the fastest first."""
+    """One of those that differ in threads alone: the fewest, unless more are faster by a tenth; the fastest first."""
     found: list[RolloutCandidate] = []
     for candidate in sorted(candidates, key=lambda candidate: candidate.learner.threads):
         same = next((i for i, other in enumerate(found) if candidate.differs_in_threads(other)), None)

@@ -1,6 +1,6 @@
-// AMX on processors with AVX-512 alone, for tests: what is illegal there, a handler of SIGILL does. Tests linked with
-// --wrap of amx::granted have AMX's kernels wherever AVX-512 is. With a sanitizer, what tiles load and store is checked,
-// which it is not where the processor does that.
+// Emulates AMX, for tests on processors that have AVX-512 but no AMX. AMX's instructions are illegal there, and a handler
+// of SIGILL does what they would do. A test gets this by linking with --wrap of amx::granted. Sanitizers check what an
+// emulated tile loads and stores; what a real one does they do not see.
 #include "../learner/amx.hpp"
 
 #if defined(PEARL_AMX)
@@ -59,9 +59,17 @@ std::ptrdiff_t number_at(const std::uint8_t* at) {
   return static_cast<std::ptrdiff_t>(found);
 }
 
+const std::uint8_t* next_of(const gregset_t& registers) {
+  return reinterpret_cast<const std::uint8_t*>(registers[REG_RIP]);
+}
+bool is_of_tiles(const std::uint8_t* at) {
+  const bool has_prefix = at[0] == 0xC4 && (at[1] & 0x1F) == 2 && (at[2] & 0x84) == 0;
+  return has_prefix && (at[3] == 0x49 || at[3] == 0x4B || at[3] == 0x5C);
+}
+
 Instruction decoded(const gregset_t& registers) {
-  const auto* const at = reinterpret_cast<const std::uint8_t*>(registers[REG_RIP]);
-  if (at[0] != 0xC4 || (at[1] & 0x1F) != 2 || (at[2] & 0x84) != 0) fail("an illegal instruction of another kind");
+  const std::uint8_t* const at = next_of(registers);
+  if (!is_of_tiles(at)) fail("an illegal instruction of another kind");
   const auto high = [at](std::uint8_t bit) -> std::size_t { return (at[1] & bit) == 0 ? 8 : 0; };  // kept inverted
   const std::uint8_t mod = at[4] >> 6, rm = at[4] & 7;
   Instruction found{};
@@ -162,17 +170,14 @@ void execute(const Instruction& instruction) {
   }
 }
 
-// The instruction, and those of its kind that follow at once: a signal takes longer than any of them.
+// Also executes the tile instructions that follow at once: with a signal for each, tests take twice as long.
 void handle(int, siginfo_t*, void* context) {
   gregset_t& registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
-  const std::uint8_t* next = nullptr;
   do {
     const Instruction instruction = decoded(registers);
     execute(instruction);
     registers[REG_RIP] += static_cast<greg_t>(instruction.size);
-    next = reinterpret_cast<const std::uint8_t*>(registers[REG_RIP]);
-  } while (next[0] == 0xC4 && (next[1] & 0x1F) == 2 && (next[2] & 0x84) == 0 &&
-           (next[3] == 0x49 || next[3] == 0x4B || next[3] == 0x5C));
+  } while (is_of_tiles(next_of(registers)));
 }
 
 }  // namespace
