@@ -19,7 +19,15 @@ constexpr std::size_t kSplitRows = 2, kFinishRows = 4;
 // Compilers do not know that a tile's load reads memory.
 PEARL_AMX_INLINE void finish_stores() { asm volatile("" ::: "memory"); }
 
-PEARL_AMX_INLINE __mmask16 positive(__m512 x) { return _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GT_OQ); }
+PEARL_AMX_INLINE __mmask16 positive(__m512 x, __mmask16 of = 0xFFFF) {
+  return _mm512_mask_cmp_ps_mask(of, x, _mm512_setzero_ps(), _CMP_GT_OQ);
+}
+
+// Pairs of bfloat16 numbers, each 1 or 0.
+PEARL_AMX_INLINE __m512i ones(__mmask16 even, __mmask16 odd) {
+  const __m512i lower = _mm512_maskz_mov_epi32(even, _mm512_set1_epi32(0x3F80));
+  return _mm512_mask_or_epi32(lower, odd, lower, _mm512_set1_epi32(0x3F800000));
+}
 
 inline __mmask16 first_lanes(std::size_t count) {
   return static_cast<__mmask16>(count >= kLanes ? 0xFFFFu : (1u << count) - 1);

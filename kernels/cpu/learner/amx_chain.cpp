@@ -4,6 +4,9 @@
 // L2 caches: split, they are half as large again. So each block of 16 columns goes through all products before the next
 // begins, and what is split stays in the L1 cache. While the tiles' unit multiplies a block, the vector units prepare the
 // next one and finish the one before, which includes its share of the first and of the third product.
+//
+// A backward pass through a single output multiplies gates, as gradients do (amx_gradient.cpp): a of the second product by
+// the output's weights, once, and sums by their transition's factor at the end.
 #include "amx_blocks.hpp"
 #include "avx512_turn.hpp"
 
@@ -17,9 +20,9 @@ constexpr std::size_t kLeastColumns = 64;  // for which splitting the weights is
 constexpr std::size_t kTurns = 8;          // of the vector units in the products of 32 steps
 constexpr std::size_t kMade = kLanes / kTurns, kFinished = kDepth / kTurns;  // rows, or pairs of them, in a turn
 
-// Where rows of the second product's b come from: the results of a first product, with a bias and a ReLU or gated, or
-// memory.
-enum class Source { rectified, gated, memory };
+// Where rows of the second product's b come from: the results of a first product, with a bias and a ReLU or gated, its
+// gates, or memory.
+enum class Source { rectified, gated, gates, memory };
 // What becomes of a sum.
 enum class Ending { rectified, gated, any };
 
@@ -140,9 +143,9 @@ class SmallChain {
     // All parts of b stay in tiles, and each part of a is loaded once: the units that load have time for vectors. It is
     // loaded before a turn's stores, as it may have to wait for them. Small products first.
     _tile_loadd(4, right, 64);
-    _tile_loadd(5, right + kPage, 64);
+    if constexpr (kRightParts > 1) _tile_loadd(5, right + kPage, 64);
+    if constexpr (kRightParts > 2) _tile_loadd(6, right + 2 * kPage, 64);
     if constexpr (Parts == 3) {
-      _tile_loadd(6, right + 2 * kPage, 64);
       load<0, 2>(left);
       multiply<0, 2>();
       load<1, 2>(left);
@@ -180,14 +183,19 @@ class SmallChain {
   }
   template <int Block, std::size_t Part>
   PEARL_AMX_INLINE static void load(const std::uint16_t* left) {
-    _tile_loadd(7, left + Block * kPage + Part * kTileNumbers, 64);
+    const std::uint16_t* const from = left + Block * kPage + Part * kTileNumbers;
+    if constexpr (kLeftTile<Block> == 6)
+      _tile_loadd(6, from, 64);
+    else
+      _tile_loadd(7, from, 64);
   }
   // A part of a block of a, which is loaded, by the parts of b that it meets.
   template <int Block, std::size_t Part>
   PEARL_AMX_INLINE static void multiply() {
-    if constexpr (Parts - Part == 3) multiply_tiles<Block, 7, 6>();
-    if constexpr (Parts - Part >= 2) multiply_tiles<Block, 7, 5>();
-    multiply_tiles<Block, 7, 4>();
+    constexpr std::size_t met = std::min(kRightParts, Parts - Part);
+    if constexpr (met == 3) multiply_tiles<Block, kLeftTile<Block>, 6>();
+    if constexpr (met >= 2) multiply_tiles<Block, kLeftTile<Block>, 5>();
+    multiply_tiles<Block, kLeftTile<Block>, 4>();
   }
 
   // Rows of the second product's b, 32 of them, for a block of columns.
@@ -204,7 +212,7 @@ class SmallChain {
     if constexpr (From == Source::memory)
       return {g_.b + at.in(g_.b_panel) + row * kPanel, nullptr, nullptr, nullptr, nullptr, to, nullptr, 0, false};
     const std::ptrdiff_t c = at.in(first_.c_panel) + static_cast<std::ptrdiff_t>(row * kPanel);
-    const bool gated = From == Source::gated;
+    constexpr bool gated = From != Source::rectified;
     return {first_.b + at.in(first_.b_panel),
             gated ? held_.first_weights[0] + row : first_.a + row * first_.depth,
             gated ? nullptr : first_.bias + row,
@@ -242,6 +250,10 @@ class SmallChain {
         const __mmask16 even_passes = m.signs != nullptr ? m.signs[i] : positive(_mm512_loadu_ps(gate));
         const __mmask16 odd_passes =
             m.signs != nullptr ? m.signs[i + kLanes] : positive(_mm512_loadu_ps(gate + kLanes * kPanel));
+        if constexpr (From == Source::gates) {
+          _mm512_store_si512(m.to + i * kDepth, ones(even_passes, odd_passes));
+          continue;
+        }
         even = odd = none;
         const std::size_t terms = Terms > 0 ? Terms : m.terms;
 #pragma GCC unroll 4
@@ -272,7 +284,7 @@ class SmallChain {
 
   // Rows of the second product's result, 32 of them, for a block of columns.
   struct Finished {
-    const float *sums, *bias, *gate, *third_weights;
+    const float *sums, *bias, *gate, *factors, *third_weights;
     float *c, *third_sums;
     std::uint16_t* signs;
     std::size_t third_rows;
@@ -285,6 +297,7 @@ class SmallChain {
     return {held_.sums(row / kLanes),
             g_.bias == nullptr ? nullptr : g_.bias + row,
             g_.gate == nullptr ? nullptr : g_.gate + c,
+            From == Source::gates ? first_.b + at.in(first_.b_panel) : nullptr,
             held_.third_weights[0] + row,
             g_.c + c,
             held_.third_sums[0],
@@ -299,6 +312,7 @@ class SmallChain {
   PEARL_AMX_INLINE static void finish(const Finished& f, std::size_t turn) {
     const __m512 none = _mm512_setzero_ps();
     const std::size_t from = turn * kFinished;
+    const __m512 factors = From == Source::gates ? _mm512_loadu_ps(f.factors) : none;
     __m512 sum[kFinished];
 #pragma GCC unroll 4
     for (std::size_t i = 0; i < kFinished; ++i) {
@@ -311,7 +325,8 @@ class SmallChain {
       if (End == Ending::rectified || (End == Ending::any && f.relu)) sum[i] = _mm512_max_ps(none, sum[i]);
       if (End == Ending::gated || (End == Ending::any && f.gate != nullptr)) {
         const __mmask16 passes = f.signs != nullptr ? f.signs[row] : positive(_mm512_loadu_ps(f.gate + row * kPanel));
-        sum[i] = _mm512_maskz_mov_ps(passes, sum[i]);
+        sum[i] =
+            From == Source::gates ? _mm512_maskz_mul_ps(passes, sum[i], factors) : _mm512_maskz_mov_ps(passes, sum[i]);
       }
       if (f.keeps) _mm512_storeu_ps(c, sum[i]);
       if (End == Ending::rectified && f.signs != nullptr) f.signs[row] = positive(sum[i]);
@@ -338,7 +353,7 @@ class SmallChain {
   }
 
   PEARL_AMX_SIMD __attribute__((noinline)) void prepare() const {
-    if constexpr (From == Source::gated)
+    if constexpr (From == Source::gated || From == Source::gates)
       copy_weights(first_.a, first_.a_step, first_.a_row, first_.depth, held_.first_weights);
     copy_weights(third_.a, third_.a_row, third_.a_step, third_.m, held_.third_weights);
   }
@@ -348,12 +363,21 @@ class SmallChain {
     constexpr auto lanes = static_cast<std::ptrdiff_t>(kLanes);
     const std::ptrdiff_t a_row = g_.a_row, a_step = g_.a_step;
     const float* a = g_.a + static_cast<std::ptrdiff_t>(step * kDepth) * a_step;
+    const float* const weights = held_.first_weights[0] + step * kDepth;
+    const auto split_row = [&](__m512 even, __m512 odd, std::uint16_t* to) PEARL_AMX_SIMD
+        __attribute__((always_inline)) {
+          if constexpr (From == Source::gates) {
+            even = _mm512_mul_ps(even, _mm512_load_ps(weights));
+            odd = _mm512_mul_ps(odd, _mm512_load_ps(weights + lanes));
+          }
+          split<Parts>(even, odd, to);
+        };
     for (std::size_t block = 0; block < kBlocks; ++block) {
       std::uint16_t* to = held_.left(step, block);
       if (a_step == 1) {
 #pragma GCC unroll 4
         for (std::size_t i = 0; i < kLanes; ++i, a += a_row, to += kDepth)
-          split<Parts>(_mm512_loadu_ps(a), _mm512_loadu_ps(a + lanes), to);
+          split_row(_mm512_loadu_ps(a), _mm512_loadu_ps(a + lanes), to);
       } else {
         constexpr std::size_t kTurned = 4;
 #pragma GCC unroll 1
@@ -362,11 +386,16 @@ class SmallChain {
           turn_columns(a, static_cast<std::size_t>(a_step), even);
           turn_columns(a + lanes * a_step, static_cast<std::size_t>(a_step), odd);
 #pragma GCC unroll 4
-          for (std::size_t j = 0; j < kTurned; ++j) split<Parts>(even[j], odd[j], to + j * kDepth);
+          for (std::size_t j = 0; j < kTurned; ++j) split_row(even[j], odd[j], to + j * kDepth);
         }
       }
     }
   }
+
+  static constexpr std::size_t kRightParts = From == Source::gates ? 1 : Parts;
+  // Two take turns where b leaves room.
+  template <int Block>
+  static constexpr int kLeftTile = kRightParts < 3 && Block % 2 == 0 ? 6 : 7;
 
   const Gemm first_, g_, third_;
   const bool keeps_first_, keeps_second_;
@@ -402,8 +431,8 @@ bool multiply_chain(const Chain& chain) {
     SmallChain<Parts, Source::rectified, 8, Ending::rectified>(chain).run();
   else if (rectified)
     SmallChain<Parts, Source::rectified, 0, Ending::rectified>(chain).run();
-  else if (terms == 1)
-    SmallChain<Parts, Source::gated, 1, Ending::gated>(chain).run();
+  else if (terms == 1 && !chain.keeps_first)
+    SmallChain<Parts, Source::gates, 1, Ending::gated>(chain).run();
   else if (terms == 2)
     SmallChain<Parts, Source::gated, 2, Ending::gated>(chain).run();
   else if (terms == 4)

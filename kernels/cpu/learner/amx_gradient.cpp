@@ -3,6 +3,10 @@
 // Of a panel of 32 transitions, slopes and inputs are split into 24 KiB, which stay in the L1 cache: two by two blocks of
 // sums take turns, so that after each a pair of blocks is needed no more, and its place is free for the next panel's. The
 // sums come from memory for each panel, which takes less time than reading split factors of all panels again.
+//
+// Behind a single output, as of critics and values, the slope of output o and transition c is gate(o, c) * weight(o) *
+// factor(c). Then what is multiplied are the gates, which are whole in one part, so that half the products and half the
+// splits are enough: inputs are multiplied by their transition's factor before, and sums by the output's weight at the end.
 #include "amx_blocks.hpp"
 #include "avx512_turn.hpp"
 
@@ -46,20 +50,27 @@ struct Held {
   using Tile = std::uint16_t[kTileNumbers];
   Tile parts[2 * kParts][4];  // of a pair's blocks; of left pairs 0 and 1, and of right ones
   std::uint32_t few_left[kSquare][kLanes], few_right[kBlocks][kLanes][kLanes];
+  float sums[kSquare][kSquare];  // of gates' products, if their results are added to weights
 
   std::uint16_t* left(std::size_t block) { return parts[block % 2 * kParts][block / 2]; }
   std::uint16_t* right(std::size_t block) { return parts[block % 2 * kParts][2 + block / 2]; }
 };
 constexpr std::size_t kApart = 4 * kTileNumbers;  // from part to part of a block
 
-// `MakesSlopes`, `MakesX`: they are not in memory.
-template <std::size_t Parts, bool MakesSlopes, bool MakesX>
+// Slopes: in memory, made here, or made of gates and factors.
+enum class Slopes { stored, made, of_gates };
+
+// `MakesX`: the inputs are not in memory.
+template <std::size_t Parts, Slopes From, bool MakesX>
 class Gradient {
  public:
-  explicit Gradient(const LayerGradient& gradient) : g_(gradient), held_(pages<Held>()) {}
+  explicit Gradient(const LayerGradient& gradient)
+      : g_(gradient),
+        held_(pages<Held>()),
+        products_(kOfGates && gradient.accumulate ? held_.sums[0] : gradient.weights) {}
 
   PEARL_AMX_SIMD void run() {
-    if constexpr (MakesSlopes)
+    if constexpr (From != Slopes::stored)
       for (float* sums : sums_) _mm512_store_ps(sums, _mm512_setzero_ps());
     if constexpr (MakesX) copy_weights(g_.made_x.a, 1, g_.made_x.a_row, g_.made_x.depth, weights_of_x_);
     const bool few = g_.last <= kFew;
@@ -73,24 +84,34 @@ class Gradient {
     load_first(0, 0);
     for (std::size_t panel = 0; panel < panels; ++panel) {
       const std::size_t last = panel % 2 == 0 ? 0 : 2, other = 2 - last, next = panel + 1;
-      adds_ = g_.accumulate || panel > 0;
+      adds_ = panel > 0 || (g_.accumulate && !kOfGates);
       adds_few_ = few && next == panels;
-      const typename Task::Of of_left = next < panels ? Task::left : Task::none;
-      const typename Task::Of of_right = next < panels ? Task::right : Task::none;
+      Task third{Task::left, next, 0}, fourth{Task::right, next, other};
+      if (next == panels) {
+        third = {kOfGates ? Task::sums : Task::none, 0, last};
+        fourth = {kOfGates ? Task::sums : Task::none, 0, other};
+      }
       multiply_pairs(0, last, {Task::right, panel, other}, 0, other);
       multiply_pairs(0, other, {Task::left, panel, 2}, 2, other);
-      multiply_pairs(2, other, {of_left, next, 0}, 2, last);
-      multiply_pairs(2, last, {of_right, next, other}, 0, other);
+      multiply_pairs(2, other, third, 2, last);
+      multiply_pairs(2, last, fourth, 0, other);
     }
     give_up_tiles();
-    if (MakesSlopes && g_.bias != nullptr) add_up();
+    for (std::size_t unit = 0; kOfGates && unit < kUnits; ++unit) {
+      finish_sums(2, 0, unit);
+      finish_sums(2, 2, unit);
+    }
+    if (From != Slopes::stored && g_.bias != nullptr) add_up();
   }
 
  private:
-  // What is split next: a pair of blocks of a panel, of rows of slopes or of x.
+  static constexpr bool kOfGates = From == Slopes::of_gates;
+
+  // What is split next, a pair of blocks of a panel, of rows of slopes or of x; or sums that are finished: two by two
+  // blocks, of the pair of rows `at`.
   struct Task {
-    enum Of { none, left, right } of;
-    std::size_t panel, block;
+    enum Of { none, left, right, sums } of;
+    std::size_t at, block;
   };
 
   bool whole(std::size_t panel) const { return panel + 1 < g_.panels || g_.last > kLanes; }
@@ -100,34 +121,52 @@ class Gradient {
     block += unit / kUnit;
     const std::size_t row = unit % kUnit * kUnit;
     std::uint16_t* const to = held_.left(block) + row * kDepth;
-    const bool all = whole(panel);
-    const __m512 none = _mm512_setzero_ps();
+    const __mmask16 all = whole(panel) ? 0xFFFF : 0;
+    if constexpr (kOfGates) return take_gates(panel, block * kLanes + row, all, to);
     __m512 even[kUnit], odd[kUnit];
-    if constexpr (MakesSlopes)
+    if constexpr (From == Slopes::made)
       make_slopes(panel, block * kLanes + row, all, even, odd);
     else
 #pragma GCC unroll 4
       for (std::size_t i = 0; i < kUnit; ++i) {
         const float* const from = g_.slopes + ((panel * kBlocks + block) * kLanes + row + i) * kPanel;
         even[i] = _mm512_loadu_ps(from);
-        odd[i] = all ? _mm512_loadu_ps(from + kLanes) : none;
+        odd[i] = _mm512_maskz_loadu_ps(all, from + kLanes);
       }
 #pragma GCC unroll 4
     for (std::size_t i = 0; i < kUnit; ++i) split<Parts, true, kApart>(even[i], odd[i], to + i * kDepth);
   }
-  PEARL_AMX_INLINE void make_slopes(std::size_t panel, std::size_t row, bool all, __m512* even, __m512* odd) {
+  // The factors of transitions: a single output's slopes.
+  const float* factors(std::size_t panel) const {
+    return g_.made_slopes.b + static_cast<std::ptrdiff_t>(panel) * g_.made_slopes.b_panel;
+  }
+  const float* gates(std::size_t panel, std::size_t row) const {
+    return g_.made_slopes.gate + static_cast<std::ptrdiff_t>(panel) * g_.made_slopes.c_panel +
+           static_cast<std::ptrdiff_t>(row * kPanel);
+  }
+  // Ones and zeros, and what the rows of the bias's gradient are: sums of factors.
+  PEARL_AMX_INLINE void take_gates(std::size_t panel, std::size_t row, __mmask16 all, std::uint16_t* to) {
+    const float* gate = gates(panel, row);
+    const __m512 first = _mm512_loadu_ps(factors(panel)), second = _mm512_loadu_ps(factors(panel) + kLanes);
+#pragma GCC unroll 4
+    for (std::size_t i = 0; i < kUnit; ++i, gate += kPanel, to += kDepth) {
+      const __mmask16 even = positive(_mm512_loadu_ps(gate)), odd = positive(_mm512_loadu_ps(gate + kLanes), all);
+      _mm512_store_si512(to, ones(even, odd));
+      const __m512 sum = _mm512_load_ps(sums_[row + i]), both = _mm512_mask_add_ps(sum, even, sum, first);
+      _mm512_store_ps(sums_[row + i], _mm512_mask_add_ps(both, odd, both, second));
+    }
+  }
+  PEARL_AMX_INLINE void make_slopes(std::size_t panel, std::size_t row, __mmask16 all, __m512* even, __m512* odd) {
     const Gemm& made = g_.made_slopes;
-    const __m512 none = _mm512_setzero_ps();
-    const auto at = static_cast<std::ptrdiff_t>(panel);
-    const float* const gate = made.gate + at * made.c_panel + static_cast<std::ptrdiff_t>(row * kPanel);
+    const float* const gate = gates(panel, row);
     __mmask16 even_passes[kUnit], odd_passes[kUnit];
 #pragma GCC unroll 4
     for (std::size_t i = 0; i < kUnit; ++i) {
       even_passes[i] = positive(_mm512_loadu_ps(gate + i * kPanel));
-      odd_passes[i] = all ? positive(_mm512_loadu_ps(gate + i * kPanel + kLanes)) : 0;
-      even[i] = odd[i] = none;
+      odd_passes[i] = positive(_mm512_loadu_ps(gate + i * kPanel + kLanes), all);
+      even[i] = odd[i] = _mm512_setzero_ps();
     }
-    const float *b = made.b + at * made.b_panel, *a = made.a + row;
+    const float *b = factors(panel), *a = made.a + row;
     for (std::size_t k = 0; k < made.depth; ++k, b += kPanel, a += made.a_step) {
       const __m512 first = _mm512_loadu_ps(b), second = _mm512_loadu_ps(b + kLanes);
 #pragma GCC unroll 4
@@ -193,14 +232,17 @@ class Gradient {
     found = _mm512_insertf32x4(found, _mm_loadu_ps(rows + 2 * kPanel), 2);
     return _mm512_insertf32x4(found, _mm_loadu_ps(rows + 3 * kPanel), 3);
   }
-  // Of four rows. Slopes that are made begin the sums of their rows.
+  // Of four rows. Slopes that are made begin the sums of their rows, as do gates, which are ones and zeros here.
   PEARL_AMX_INLINE __m512 few_slopes(std::size_t panel, std::size_t row) {
-    if constexpr (!MakesSlopes) return four_rows(g_.slopes + (panel * kSquare + row) * kPanel);
+    if constexpr (From == Slopes::stored) return four_rows(g_.slopes + (panel * kSquare + row) * kPanel);
     const Gemm& made = g_.made_slopes;
-    const auto at = static_cast<std::ptrdiff_t>(panel);
-    const __mmask16 passes =
-        positive(four_rows(made.gate + at * made.c_panel + static_cast<std::ptrdiff_t>(row * kPanel)));
-    const float *b = made.b + at * made.b_panel, *a = made.a + row;
+    const __mmask16 passes = positive(four_rows(gates(panel, row)));
+    const float *b = factors(panel), *a = made.a + row;
+    if constexpr (kOfGates) {
+      const __m512 passed = _mm512_maskz_mov_ps(passes, _mm512_broadcast_f32x4(_mm_loadu_ps(b)));
+      store_quarters(_mm512_castps_si512(passed), sums_[row]);
+      return _mm512_maskz_mov_ps(passes, _mm512_set1_ps(1.0f));
+    }
     __m512 slopes = _mm512_setzero_ps();
     const __m512i quarters = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     for (std::size_t k = 0; k < made.depth; ++k, b += kPanel, a += made.a_step)
@@ -210,7 +252,7 @@ class Gradient {
     return slopes;
   }
 
-  // x of four transitions, and of a block of inputs.
+  // x of four transitions, and of a block of inputs; with gates, times the transition's factor.
   PEARL_AMX_INLINE void load_x(std::size_t panel, std::size_t block, std::size_t transition, __m512* x) const {
     if constexpr (!MakesX) {
       turn_columns(g_.x + (panel * kBlocks + block) * kLanes * kPanel + transition, kPanel, x);
@@ -226,13 +268,16 @@ class Gradient {
 #pragma GCC unroll 4
       for (std::size_t i = 0; i < kUnit; ++i) x[i] = _mm512_max_ps(_mm512_setzero_ps(), x[i]);  // a NaN stays a NaN
     }
+#pragma GCC unroll 4
+    for (std::size_t i = 0; kOfGates && i < kUnit; ++i)
+      x[i] = _mm512_mul_ps(x[i], _mm512_set1_ps(factors(panel)[transition + i]));
   }
 
   // Two by two blocks of sums, while a pair is split. The first parts are loaded already.
   PEARL_AMX_SIMD __attribute__((noinline)) void multiply_pairs(std::size_t row, std::size_t column, const Task& task,
                                                                std::size_t next_row, std::size_t next_column) {
     constexpr std::size_t kBytes = kSquare * sizeof(float);
-    float* const c = g_.weights + row * kLanes * kSquare + column * kLanes;
+    float* const c = products_ + row * kLanes * kSquare + column * kLanes;
     float* const below = c + kLanes * kSquare;
     if (adds_) {
       _tile_loadd(0, c, kBytes);
@@ -247,14 +292,16 @@ class Gradient {
     }
     // A unit after every few products: the vector units must not be far behind. Without the last turns: what is split is
     // multiplied next.
-    constexpr std::size_t kTurns = Parts == 3 ? 10 : 5;
+    constexpr std::size_t kProducts = kOfGates ? Parts : Parts * (Parts + 1) / 2;
+    constexpr std::size_t kTurns = kProducts == 6 ? 10 : 2 * kProducts - 1;
     std::size_t turns = 0;
     const auto work = [&] PEARL_AMX_SIMD __attribute__((always_inline)) {
 #pragma GCC unroll 8
       for (std::size_t unit = 0; unit < kUnits; ++unit) {
         if (unit * kTurns / kUnits != turns) continue;
-        if (task.of == Task::left) split_left(task.panel, task.block, unit);
-        if (task.of == Task::right) split_right(task.panel, task.block, unit);
+        if (task.of == Task::left) split_left(task.at, task.block, unit);
+        if (task.of == Task::right) split_right(task.at, task.block, unit);
+        if (task.of == Task::sums) finish_sums(task.at, task.block, unit);
       }
       ++turns;
     };
@@ -268,22 +315,29 @@ class Gradient {
     };
     // Small products first.
     products();
-    if constexpr (Parts == 3) {
-      load_right(column, 1);
-      products();
-      load_left(row, 1);
-      products();
-      load_right(column, 0);
-      products();
-      load_left(row, 2);
-      products();
+    if constexpr (kOfGates) {
+      for (std::size_t part = Parts - 1; part-- > 0;) {
+        load_right(column, part);
+        products();
+      }
     } else {
-      load_left(row, 1);
-      load_right(column, 0);
+      if constexpr (Parts == 3) {
+        load_right(column, 1);
+        products();
+        load_left(row, 1);
+        products();
+        load_right(column, 0);
+        products();
+        load_left(row, 2);
+        products();
+      } else {
+        load_left(row, 1);
+        load_right(column, 0);
+        products();
+      }
+      load_left(row, 0);
       products();
     }
-    load_left(row, 0);
-    products();
     if (adds_few_) {
       _tile_loadd(4, held_.few_left[row * kLanes], 64);
       _tile_loadd(5, held_.few_left[(row + 1) * kLanes], 64);
@@ -311,25 +365,49 @@ class Gradient {
     _tile_loadd(7, held_.right(block + 1) + part * kApart, 64);
   }
 
+  // Four rows of two by two blocks of sums, of gates' products, times their weights of the single output.
+  PEARL_AMX_SIMD __attribute__((noinline)) void finish_sums(std::size_t block, std::size_t column,
+                                                            std::size_t unit) const {
+    const std::size_t row = block * kLanes + unit * kUnit, first = row * kSquare + column * kLanes;
+    const float *const sums = products_ + first, *const weights = g_.made_slopes.a + row;
+    float* const to = g_.weights + first;
+    if (g_.accumulate) {
+#pragma GCC unroll 8
+      for (std::size_t i = 0; i < 2 * kUnit; ++i) {
+        const std::size_t at = i / 2 * kSquare + i % 2 * kLanes;
+        _mm512_storeu_ps(to + at, _mm512_fmadd_ps(_mm512_loadu_ps(sums + at), _mm512_set1_ps(weights[i / 2]),
+                                                  _mm512_loadu_ps(to + at)));
+      }
+    } else {
+#pragma GCC unroll 8
+      for (std::size_t i = 0; i < 2 * kUnit; ++i) {
+        const std::size_t at = i / 2 * kSquare + i % 2 * kLanes;
+        _mm512_storeu_ps(to + at, _mm512_mul_ps(_mm512_loadu_ps(sums + at), _mm512_set1_ps(weights[i / 2])));
+      }
+    }
+  }
+
   // The bias's gradient.
   PEARL_AMX_SIMD void add_up() const {
     for (std::size_t row = 0; row < kSquare; row += kLanes) {
       float* const bias = g_.bias + row;
-      __m512 total = g_.accumulate ? _mm512_loadu_ps(bias) : _mm512_setzero_ps();
+      __m512 total = _mm512_setzero_ps();
       for (std::size_t column = 0; column < kLanes; column += 4) {
         __m512 turned[4];
         turn_columns(sums_[row] + column, kLanes, turned);
         total = _mm512_add_ps(total,
                               _mm512_add_ps(_mm512_add_ps(turned[0], turned[1]), _mm512_add_ps(turned[2], turned[3])));
       }
-      _mm512_storeu_ps(bias, total);
+      if constexpr (kOfGates) total = _mm512_mul_ps(total, _mm512_loadu_ps(g_.made_slopes.a + row));
+      _mm512_storeu_ps(bias, g_.accumulate ? _mm512_add_ps(_mm512_loadu_ps(bias), total) : total);
     }
   }
 
   const LayerGradient& g_;
   Held& held_;
+  float* const products_;                 // their sums
   bool adds_ = false, adds_few_ = false;  // whether products add to what memory has, and the few transitions
-  alignas(64) float sums_[kSquare][kLanes];
+  alignas(64) float sums_[kSquare][kLanes];  // of slopes, or of factors
   alignas(64) float weights_of_x_[kRemade][kSquare];
 };
 
@@ -337,12 +415,21 @@ class Gradient {
 
 template <std::size_t Parts>
 void square_gradient(const LayerGradient& gradient) {
-  if (gradient.made_x.m > 0) return Gradient<Parts, true, true>(gradient).run();
-  if (gradient.made_slopes.m > 0) return Gradient<Parts, true, false>(gradient).run();
-  Gradient<Parts, false, false>(gradient).run();
-  if (gradient.bias != nullptr)
-    avx512_learner_kernels()->sum_transitions(gradient.slopes, kSquare, gradient.panels, gradient.bias,
-                                              gradient.accumulate);
+  const bool makes_x = gradient.made_x.m > 0, of_gates = gradient.made_slopes.depth == 1;
+  if (gradient.made_slopes.m == 0) {
+    Gradient<Parts, Slopes::stored, false>(gradient).run();
+    if (gradient.bias != nullptr)
+      avx512_learner_kernels()->sum_transitions(gradient.slopes, kSquare, gradient.panels, gradient.bias,
+                                                gradient.accumulate);
+  } else if (makes_x && of_gates) {
+    Gradient<Parts, Slopes::of_gates, true>(gradient).run();
+  } else if (makes_x) {
+    Gradient<Parts, Slopes::made, true>(gradient).run();
+  } else if (of_gates) {
+    Gradient<Parts, Slopes::of_gates, false>(gradient).run();
+  } else {
+    Gradient<Parts, Slopes::made, false>(gradient).run();
+  }
 }
 
 template void square_gradient<2>(const LayerGradient&);
