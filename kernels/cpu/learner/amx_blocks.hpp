@@ -33,6 +33,10 @@ inline __mmask16 first_lanes(std::size_t count) {
   return static_cast<__mmask16>(count >= kLanes ? 0xFFFFu : (1u << count) - 1);
 }
 
+// What of a factor's numbers is multiplied: they themselves, ones where they are positive, or they times numbers of their
+// lanes or of their rows.
+enum class Taken { themselves, gates, times_lanes, times_rows };
+
 // A block of a factor, 16 rows of a or 16 columns of b with 32 steps, that is split row by row into pairs of steps i
 // and i + 16. Numbers that the factor lacks are zeros.
 struct Split {
@@ -41,25 +45,44 @@ struct Split {
   __mmask16 even_lanes, odd_lanes;
   std::size_t even_rows, odd_rows;  // others are zeros
   std::uint16_t* to;
+  const float* times = nullptr;  // of 32 steps: all of them in lanes, or as far as there are rows
 
   // Rows from `first` on.
-  template <std::size_t Parts>
+  template <std::size_t Parts, Taken As = Taken::themselves>
   PEARL_AMX_INLINE void do_rows(std::size_t first) const {
     const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(first) * row;
-    std::uint16_t* const target = to + first * kDepth;
     if ((even_lanes & odd_lanes) == 0xFFFF && std::min(even_rows, odd_rows) >= first + kSplitRows) {
 #pragma GCC unroll 4
       for (std::size_t i = 0; i < kSplitRows; ++i) {
         const std::ptrdiff_t from = at + static_cast<std::ptrdiff_t>(i) * row;
-        split<Parts>(_mm512_loadu_ps(even + from), _mm512_loadu_ps(odd + from), target + i * kDepth);
+        take<Parts, As>(_mm512_loadu_ps(even + from), _mm512_loadu_ps(odd + from), true, true, first + i);
       }
       return;
     }
     for (std::size_t i = 0; i < kSplitRows; ++i) {
       const std::ptrdiff_t from = at + static_cast<std::ptrdiff_t>(i) * row;
-      split<Parts>(_mm512_maskz_loadu_ps(first + i < even_rows ? even_lanes : 0, even + from),
-                   _mm512_maskz_loadu_ps(first + i < odd_rows ? odd_lanes : 0, odd + from), target + i * kDepth);
+      const bool has_even = first + i < even_rows, has_odd = first + i < odd_rows;
+      take<Parts, As>(_mm512_maskz_loadu_ps(has_even ? even_lanes : 0, even + from),
+                      _mm512_maskz_loadu_ps(has_odd ? odd_lanes : 0, odd + from), has_even, has_odd, first + i);
     }
+  }
+
+ private:
+  template <std::size_t Parts, Taken As>
+  PEARL_AMX_INLINE void take(__m512 even_numbers, __m512 odd_numbers, bool has_even, bool has_odd,
+                             std::size_t i) const {
+    std::uint16_t* const target = to + i * kDepth;
+    if constexpr (As == Taken::gates)
+      return _mm512_store_si512(target, ones(positive(even_numbers), positive(odd_numbers)));
+    if constexpr (As == Taken::times_lanes) {
+      even_numbers = _mm512_mul_ps(even_numbers, _mm512_loadu_ps(times));
+      odd_numbers = _mm512_mul_ps(odd_numbers, _mm512_loadu_ps(times + kLanes));
+    }
+    if constexpr (As == Taken::times_rows) {
+      even_numbers = _mm512_mul_ps(even_numbers, _mm512_set1_ps(has_even ? times[i] : 0.0f));
+      odd_numbers = _mm512_mul_ps(odd_numbers, _mm512_set1_ps(has_odd ? times[i + kLanes] : 0.0f));
+    }
+    split<Parts>(even_numbers, odd_numbers, target);
   }
 };
 
@@ -70,8 +93,10 @@ struct Finish {
   __mmask16 lanes;
   float* c;
   const float *bias, *gate;
+  const float *row_times = nullptr, *column_times = nullptr;  // `Times`: sums are multiplied by one of these
 
   // Rows from `first` on.
+  template <bool Times = false>
   PEARL_AMX_INLINE void do_rows(const Gemm& g, bool accumulate, bool relu, std::size_t first) const {
     __m512 value[kFinishRows];
     const std::size_t count = std::min(kFinishRows, rows - first);
@@ -83,6 +108,9 @@ struct Finish {
     const __m512 none = _mm512_setzero_ps();
     each([&](__m512& sum, std::size_t i, std::ptrdiff_t) PEARL_AMX_SIMD __attribute__((always_inline)) {
       sum = _mm512_load_ps(sums + i * kLanes);
+      if constexpr (Times)
+        sum = _mm512_mul_ps(
+            sum, row_times != nullptr ? _mm512_set1_ps(row_times[i]) : _mm512_maskz_loadu_ps(lanes, column_times));
     });
     if (bias != nullptr)
       each([&](__m512& sum, std::size_t i, std::ptrdiff_t) PEARL_AMX_SIMD __attribute__((always_inline)) {
@@ -108,7 +136,7 @@ struct Finish {
 };
 
 // The products of 16 x 32 by 32 x 16 numbers, or of two by two such blocks: six of their three parts, three of two; of
-// numbers on the left that are whole in one part, as many as the right has. After each, `meanwhile` gives the vector
+// numbers on one side that are whole in one part, as many as the other side has. After each, `meanwhile` gives the vector
 // units something to do. `spare`: 16 x 16 floats that are overwritten. A tile's store stalls for about 900 cycles if the
 // one before it is more than about 1,600 cycles ago (measured), so there is one here.
 template <std::size_t Left, std::size_t Right, int Rows, int Columns, class Meanwhile>
@@ -130,8 +158,16 @@ PEARL_AMX_INLINE void multiply(const std::uint16_t* const* left, const std::uint
     if constexpr (Columns == 2) _tile_loadd(7, right[1] + part * kTileNumbers, 64);
   };
   // Small products first; each part on the right, which comes from the L2 cache, is loaded once.
-  static_assert(Left == 1 || Left == Right);
+  static_assert(Left == 1 || Right == 1 || Left == Right);
   _tile_stored(6, spare, 64);
+  if constexpr (Right == 1) {
+    load_right(0);
+    for (std::size_t part = Left; part-- > 0;) {
+      load_left(part);
+      all();
+    }
+    return;
+  }
   load_left(0);
   if constexpr (Right == 3) {
     load_right(2);

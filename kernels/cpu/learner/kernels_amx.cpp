@@ -23,13 +23,17 @@ using namespace amx;
 constexpr std::size_t kMostSteps = 8;     // of 32, that are summed at once
 constexpr std::size_t kMostBlocks = 128;  // of b that are held at once: 384 KiB
 
+template <std::size_t Parts>
+constexpr std::size_t kLeastWork = Parts == 3 ? std::size_t{3} << 19 : std::size_t{1} << 18;  // multiplications
+constexpr std::size_t kWidestSingle = 4096;  // layers before a single output
+
 // Whether the steps come in runs of 32, and the product is so large that splitting its factors is worth it (measured).
 template <std::size_t Parts>
 bool fits(const Gemm& g) {
   if (g.depth > g.segment && g.segment % kDepth != 0) return false;
   const std::size_t columns = g.panels > 1 ? (g.panels - 1) * g.n + g.last_n : g.n;
-  const std::size_t least = Parts == 3 ? 64 : 32, work = Parts == 3 ? std::size_t{3} << 19 : std::size_t{1} << 18;
-  return std::min(g.m, columns) >= least && g.depth >= kDepth && g.m * columns * g.depth >= work;
+  const std::size_t least = Parts == 3 ? 64 : 32;
+  return std::min(g.m, columns) >= least && g.depth >= kDepth && g.m * columns * g.depth >= kLeastWork<Parts>;
 }
 
 // A product, in blocks of 16 rows of a and 16 columns of b: two by two blocks at a time, over a run of steps. The
@@ -37,11 +41,23 @@ bool fits(const Gemm& g) {
 // needed later, and finish sums that are complete.
 //
 // `Turned`: b(k, j) lies k floats, within its segment, behind j * b_step.
-template <std::size_t Parts, bool Turned = false>
+//
+// `Gates`: a factor, the left one a or the right one b, whose numbers count as ones where they are positive and as zeros
+// elsewhere. The other factor and the results are multiplied by `Times`.
+enum class Gates { none, left, right };
+struct Times {
+  const float* steps = nullptr;  // of a's whole blocks of 32, or of b's steps
+  std::ptrdiff_t steps_segment = 0;
+  const float* results = nullptr;  // of their rows if gates are on the left, else of their columns
+  std::ptrdiff_t results_panel = 0;
+};
+
+template <std::size_t Parts, bool Turned = false, Gates Of = Gates::none>
 class TiledProduct {
  public:
-  explicit TiledProduct(const Gemm& gemm)
+  explicit TiledProduct(const Gemm& gemm, const Times& times = {})
       : g(gemm),
+        times_(times),
         rows_((g.m + kLanes - 1) / kLanes),
         in_panel_((g.n + kLanes - 1) / kLanes),
         columns_(g.panels > 1 ? (g.panels - 1) * in_panel_ + (g.last_n + kLanes - 1) / kLanes : in_panel_) {}
@@ -64,7 +80,8 @@ class TiledProduct {
   }
 
  private:
-  static constexpr std::size_t kProducts = Parts == 3 ? 6 : 3;
+  static constexpr std::size_t kLeft = Of == Gates::left ? 1 : Parts, kRight = Of == Gates::right ? 1 : Parts;
+  static constexpr std::size_t kProducts = Of == Gates::none ? Parts * (Parts + 1) / 2 : Parts;
 
   PEARL_AMX_SIMD void run_columns() {
     left_ = {0, 0, std::min<std::size_t>(2, rows_) * steps_};
@@ -95,13 +112,13 @@ class TiledProduct {
           const std::uint16_t* const lefts[2] = {left + step * kBlock, left + (steps_ + step) * kBlock};
           const std::uint16_t* const rights[2] = {right + step * kBlock, right + (steps_ + step) * kBlock};
           if (two_rows && blocks == 2)
-            multiply<Parts, Parts, 2, 2>(lefts, rights, sums_[turn_ ^ 1][0], meanwhile);
+            multiply<kLeft, kRight, 2, 2>(lefts, rights, sums_[turn_ ^ 1][0], meanwhile);
           else if (two_rows)
-            multiply<Parts, Parts, 2, 1>(lefts, rights, sums_[turn_ ^ 1][0], meanwhile);
+            multiply<kLeft, kRight, 2, 1>(lefts, rights, sums_[turn_ ^ 1][0], meanwhile);
           else if (blocks == 2)
-            multiply<Parts, Parts, 1, 2>(lefts, rights, sums_[turn_ ^ 1][0], meanwhile);
+            multiply<kLeft, kRight, 1, 2>(lefts, rights, sums_[turn_ ^ 1][0], meanwhile);
           else
-            multiply<Parts, Parts, 1, 1>(lefts, rights, sums_[turn_ ^ 1][0], meanwhile);
+            multiply<kLeft, kRight, 1, 1>(lefts, rights, sums_[turn_ ^ 1][0], meanwhile);
         }
         split_up_to(right_end_);
         finish_all();
@@ -138,7 +155,7 @@ class TiledProduct {
   }
   PEARL_AMX_INLINE void finish_rows() {
     const Finish& finish = finishes_[waiting_ - 1];
-    finish.do_rows(g, g.accumulate || k_ > 0, g.relu && end_ == g.depth, finish_row_);
+    finish.template do_rows<Of != Gates::none>(g, g.accumulate || k_ > 0, g.relu && end_ == g.depth, finish_row_);
     finish_row_ += kFinishRows;
     if (finish_row_ < finish.rows) return;
     finish_row_ = 0;
@@ -146,7 +163,12 @@ class TiledProduct {
   }
   PEARL_AMX_INLINE bool split_rows() {
     if (split_row_ == kLanes && !begin_split()) return false;
-    split_.template do_rows<Parts>(split_row_);
+    if constexpr (Of == Gates::none)
+      split_.template do_rows<Parts>(split_row_);
+    else if (of_right_ == (Of == Gates::right))
+      split_.template do_rows<1, Taken::gates>(split_row_);
+    else
+      split_.template do_rows<Parts, Of == Gates::right ? Taken::times_lanes : Taken::times_rows>(split_row_);
     split_row_ += kSplitRows;
     return true;
   }
@@ -191,7 +213,8 @@ class TiledProduct {
       const float* const from =
           g.b + static_cast<std::ptrdiff_t>(column * kLanes) * g.b_step + place(k, 1, g.b_segment);
       for (std::size_t i = 0; i < 2; ++i) turn(i, from + i * kLanes, g.b_step, width(column), half(steps, i));
-      return {turned_[0], turned_[1], kLanes, 0xFFFF, 0xFFFF, kLanes, kLanes, right_ + index * kBlock};
+      return {turned_[0], turned_[1], kLanes, 0xFFFF, 0xFFFF, half(steps, 0), half(steps, 1), right_ + index * kBlock,
+              times_of(k)};
     }
     const float* b = g.b + static_cast<std::ptrdiff_t>(column / in_panel_) * g.b_panel + column % in_panel_ * kLanes +
                      place(k, g.b_step, g.b_segment);
@@ -205,11 +228,14 @@ class TiledProduct {
     const float* a = g.a + static_cast<std::ptrdiff_t>(first) * g.a_row + place(k, g.a_step, g.a_segment);
     std::uint16_t* const to = lefts_[block / 2 % 2] + index * kBlock;
     if (g.a_step == 1)
-      return {a, a + kLanes, g.a_row, first_lanes(steps), first_lanes(steps > kLanes ? steps - kLanes : 0), rows, rows,
-              to};
+      return {a,    a + kLanes, g.a_row, first_lanes(steps), first_lanes(steps > kLanes ? steps - kLanes : 0),
+              rows, rows,       to,      times_of(k)};
     for (std::size_t i = 0; i < 2; ++i)
       turn(i, a + static_cast<std::ptrdiff_t>(i * kLanes) * g.a_step, g.a_step, half(steps, i), rows);
-    return {turned_[0], turned_[1], kLanes, 0xFFFF, 0xFFFF, kLanes, kLanes, to};
+    return {turned_[0], turned_[1], kLanes, 0xFFFF, 0xFFFF, kLanes, kLanes, to, times_of(k)};
+  }
+  const float* times_of(std::size_t k) const {
+    return Of == Gates::none ? nullptr : times_.steps + place(k, 1, times_.steps_segment);
   }
   // The first or second 16 of 32 steps, as far as there are any.
   static std::size_t half(std::size_t steps, std::size_t i) {
@@ -227,8 +253,17 @@ class TiledProduct {
                               static_cast<std::ptrdiff_t>(row) * g.c_row + static_cast<std::ptrdiff_t>(in_panel);
     const float* bias = nullptr;
     if (g.bias != nullptr && k_ == 0) bias = g.bias + (g.bias_of_columns ? in_panel : row);
-    finishes_[waiting_++] = {sums, std::min(kLanes, g.m - row), first_lanes(width(column)), g.c + at, bias,
-                             g.gate != nullptr && end_ == g.depth ? g.gate + at : nullptr};
+    finishes_[waiting_++] = {
+        sums,
+        std::min(kLanes, g.m - row),
+        first_lanes(width(column)),
+        g.c + at,
+        bias,
+        g.gate != nullptr && end_ == g.depth ? g.gate + at : nullptr,
+        Of == Gates::left ? times_.results + row : nullptr,
+        Of == Gates::right
+            ? times_.results + static_cast<std::ptrdiff_t>(column / in_panel_) * times_.results_panel + in_panel
+            : nullptr};
   }
 
   struct Left {
@@ -236,6 +271,7 @@ class TiledProduct {
   };
 
   const Gemm& g;
+  const Times times_;
   const LearnerKernels& avx512_ = *avx512_learner_kernels();
   const std::size_t rows_, in_panel_, columns_;  // blocks of 16
   std::size_t k_ = 0, end_ = 0, steps_ = 0, first_ = 0, last_ = 0, share_ = 0, turn_ = 0;
@@ -263,11 +299,66 @@ void turned_gemm(const Gemm& g, float* scratch) {
   TiledProduct<Parts, true>(g).run();
 }
 
+// A backward pass through a single output, whose slopes are its weights and a factor of each transition, where gates let
+// them pass: gates take the place of the slopes.
+template <std::size_t Parts>
+bool multiply_gates(const Chain& chain) {
+  const Gemm& first = chain.first;
+  Gemm g = chain.second;
+  if (first.m == 0 || first.depth != 1 || !first.is_gated() || first.a_row != 1 || chain.keeps_first ||
+      g.depth % kDepth != 0 || !g.is_of_panels(kPanel) || !fits<Parts>(g))
+    return false;
+  g.b = first.gate;
+  g.b_panel = first.c_panel;
+  TiledProduct<Parts, false, Gates::right>(g, {first.a, 0, first.b, first.b_panel}).run();
+  if (chain.third.m > 0) gemm<Parts>(chain.third);
+  return true;
+}
+
 template <std::size_t Parts>
 bool chain(const Chain& chain) {
   if (amx::multiply_chain<Parts>(chain)) return chain.first_signs != nullptr || chain.second_signs != nullptr;
-  chain.one_by_one(gemm<Parts>);
+  if (!multiply_gates<Parts>(chain)) chain.one_by_one(gemm<Parts>);
   return false;
+}
+
+// The gradient of a bias behind a single output: for each of its weights, the factors that its gates let pass.
+PEARL_AMX_SIMD void add_up_gates(const LayerGradient& layer) {
+  const Gemm& made = layer.made_slopes;
+  for (std::size_t o = 0; o < layer.outputs; ++o) {
+    const float *gate = made.gate + o * kPanel, *factors = made.b;
+    __m512 sum = _mm512_setzero_ps();
+    for (std::size_t p = 0; p < layer.panels; ++p, gate += made.c_panel, factors += made.b_panel) {
+      const bool whole = p + 1 < layer.panels || layer.last > kLanes;
+      sum = _mm512_mask_add_ps(sum, positive(_mm512_loadu_ps(gate)), sum, _mm512_loadu_ps(factors));
+      if (whole)
+        sum = _mm512_mask_add_ps(sum, positive(_mm512_loadu_ps(gate + kLanes)), sum, _mm512_loadu_ps(factors + kLanes));
+    }
+    layer.bias[o] = (layer.accumulate ? layer.bias[o] : 0.0f) + made.a[o] * _mm512_reduce_add_ps(sum);
+  }
+}
+
+template <std::size_t Parts>
+void layer_gradient(const LayerGradient& layer) {
+  if (layer.outputs == kSquare && layer.inputs == kSquare) return square_gradient<Parts>(layer);
+  constexpr auto panel = static_cast<std::ptrdiff_t>(kPanel);
+  Gemm g{};
+  g.a = layer.made_slopes.gate;
+  g.a_row = g.b_step = panel;
+  g.a_step = 1;
+  g.a_segment = layer.made_slopes.c_panel;
+  g.b = layer.x;
+  g.b_segment = static_cast<std::ptrdiff_t>(layer.inputs) * panel;
+  g.c = layer.weights;
+  g.c_row = static_cast<std::ptrdiff_t>(layer.inputs);
+  g.m = layer.outputs;
+  g.n = layer.inputs;
+  g.depth = (layer.panels - 1) * kPanel + layer.last;
+  g.segment = kPanel;
+  g.accumulate = layer.accumulate;
+  TiledProduct<Parts, true, Gates::left>(g, {layer.made_slopes.b, layer.made_slopes.b_panel, layer.made_slopes.a, 0})
+      .run();
+  if (layer.bias != nullptr) add_up_gates(layer);
 }
 
 template <std::size_t Parts>
@@ -283,8 +374,10 @@ LearnerKernels table_of(const char* name) {
   table.chain = chain<Parts>;
   table.unit = table.widest = kSquare;
   table.least_transitions = kPanel + 1;
+  table.widest_single = kWidestSingle;
+  table.least_single = kLeastWork<Parts>;
   table.remade = kRemade;
-  table.layer_gradient = square_gradient<Parts>;
+  table.layer_gradient = layer_gradient<Parts>;
   return table;
 }
 

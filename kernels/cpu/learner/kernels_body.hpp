@@ -710,6 +710,8 @@ constexpr LearnerKernels table_of(const char* name) {
           0,
           0,
           0,
+          0,
+          0,
           nullptr,
           nullptr,
           nullptr,

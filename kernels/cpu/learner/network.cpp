@@ -383,23 +383,32 @@ void Network::compute(const Step& step, const float* parameters, Workspace& work
   }
 }
 
+bool Network::is_before_few(std::size_t at, std::size_t most) const {
+  if (at + 1 == steps_.size()) return false;
+  const Step& next = steps_[at + 1];
+  return next.follows && !next.adds[0] && next.op.width <= most;
+}
+
 bool Network::has_layer_gradient(std::size_t at, std::size_t count) const {
   const Step& step = steps_[at];
-  const auto fits = [&](std::size_t width) { return width % kernels_.unit == 0 && width <= kernels_.widest; };
-  return count >= kernels_.least_transitions && fits(step.op.width) && fits(widths_[step.in[0]]) &&
-         (step.activation == Activation::relu || !kernels_.sparse);
+  const std::size_t outputs = step.op.width, inputs = widths_[step.in[0]];
+  const auto fits = [&](std::size_t widest) {
+    return outputs % kernels_.unit == 0 && inputs % kernels_.unit == 0 && std::max(outputs, inputs) <= widest;
+  };
+  if (count < kernels_.least_transitions || (step.activation != Activation::relu && kernels_.sparse)) return false;
+  return fits(kernels_.widest) ||
+         (fits(kernels_.widest_single) && is_before_few(at, 1) && outputs * inputs * count >= kernels_.least_single);
 }
 
 bool Network::makes_slopes(std::size_t at, std::size_t count) const {
-  if (!has_layer_gradient(at, count) || at + 1 == steps_.size()) return false;
-  const Step& next = steps_[at + 1];
-  return next.follows && !next.adds[0] && next.op.width <= Chain::kMostTerms;
+  return has_layer_gradient(at, count) && is_before_few(at, Chain::kMostTerms);
 }
 
 bool Network::makes_input(std::size_t at, std::size_t count) const {
   if (at == 0 || !makes_slopes(at, count) || !steps_[at].follows) return false;
   const Step& before = steps_[at - 1];
-  return before.op.bias != kNone && widths_[before.in[0]] <= kernels_.remade;
+  return before.op.bias != kNone && widths_[before.in[0]] <= kernels_.remade &&
+         std::max(steps_[at].op.width, before.op.width) <= kernels_.widest;
 }
 
 void Network::weights_gradient(std::size_t at, const float* parameters, float* gradients, Workspace& workspace,

@@ -274,7 +274,7 @@ void check_layer_gradient(std::size_t outputs, std::size_t inputs, std::size_t p
     }
     return values;
   };
-  const Floats x = filled(inputs, 1, 1.0f, none), gate = filled(outputs, 2, 1.0f, none);
+  const Floats x = filled(inputs, 1, 1.0f, none), gate = filled(outputs, 2, 1.0f, 1.0f);
   const Floats dy = filled(std::max<std::size_t>(terms, 1), 3, 0.0f, none);
   const Floats a = random_floats((terms + 1) * outputs, 4, 0.3f), before = random_floats(outputs * (inputs + 1), 5);
   Floats slopes = filled(outputs, 6, 0.0f, 0.0f), weights = before;
@@ -301,7 +301,8 @@ void check_layer_gradient(std::size_t outputs, std::size_t inputs, std::size_t p
   }
   const Floats exact = slopes;
   if (terms > 0) slopes.assign(slopes.size(), none);
-  const std::size_t makers = terms > kernels.remade ? 0 : terms;
+  const bool remakes = terms <= kernels.remade && std::max(outputs, inputs) <= kernels.widest;
+  const std::size_t makers = remakes ? terms : 0;
   const Floats before_x = filled(std::max<std::size_t>(makers, 1), 7, 0.5f, none),
                b = random_floats(inputs * (makers + 1), 8, 0.3f);
   Floats remade = x;
@@ -342,6 +343,8 @@ void test_layer_gradient() {
         for (const bool accumulate : {false, true}) {
           const std::size_t transitions = std::min<std::size_t>(last, kernels.panel);
           check_layer_gradient(64, 64, panels, terms, transitions, accumulate);
+          if (kernels.widest_single > 0 && terms == 1)
+            check_layer_gradient(256, 192, panels, terms, transitions, accumulate);
           if (kernels.widest < 192 || panels > 3) continue;
           check_layer_gradient(128, 64, panels, terms, transitions, accumulate);
           check_layer_gradient(64, 192, panels, terms, transitions, accumulate);
@@ -435,7 +438,7 @@ void test_networks_of_units(const std::string& name) {
           check_network_of_units({inputs, {64, 192}, outputs, biases}, rows, name);
         }
   for (const float shift : {8.0f, -8.0f})  // hardly any zeros, and hardly anything else
-    for (const std::size_t width : {64u, 128u})
+    for (const std::size_t width : {64u, 128u, 192u})
       for (const std::size_t outputs : {1u, 3u}) {
         OfUnits network(4, {width, width}, outputs, true);
         network.shift = shift;

@@ -130,6 +130,8 @@ struct LearnerKernels {
   std::size_t unit;                          // of the inputs and outputs of a layer for layer_gradient
   std::size_t widest;                        // the most of each; 0 if there is none
   std::size_t least_transitions;             // for which it is faster
+  std::size_t widest_single;                 // the same before a single output, if that is more than `widest`,
+  std::size_t least_single;                  // and if inputs times outputs times transitions are so many
   std::size_t remade;                        // most inputs of the layer before of which it makes x again
   const ByteConvolutionKernels* of_bytes;    // null without AMX
   const PanelConvolutionKernels* of_panels;  // the same
