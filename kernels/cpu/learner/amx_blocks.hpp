@@ -33,8 +33,8 @@ inline __mmask16 first_lanes(std::size_t count) {
   return static_cast<__mmask16>(count >= kLanes ? 0xFFFFu : (1u << count) - 1);
 }
 
-// What of a factor's numbers is multiplied: they themselves, ones where they are positive, or they times numbers of their
-// lanes or of their rows.
+// What is split: numbers themselves; ones where they are positive, and else zeros; or numbers times that of their step,
+// where the steps are lanes (a's blocks) or rows (b's).
 enum class Taken { themselves, gates, times_lanes, times_rows };
 
 // A block of a factor, 16 rows of a or 16 columns of b with 32 steps, that is split row by row into pairs of steps i
@@ -45,7 +45,7 @@ struct Split {
   __mmask16 even_lanes, odd_lanes;
   std::size_t even_rows, odd_rows;  // others are zeros
   std::uint16_t* to;
-  const float* times = nullptr;  // of 32 steps: all of them in lanes, or as far as there are rows
+  const float* times = nullptr;  // a number for each of the 32 steps, if they are multiplied by it
 
   // Rows from `first` on.
   template <std::size_t Parts, Taken As = Taken::themselves>
@@ -93,10 +93,10 @@ struct Finish {
   __mmask16 lanes;
   float* c;
   const float *bias, *gate;
-  const float *row_times = nullptr, *column_times = nullptr;  // `Times`: sums are multiplied by one of these
+  const float *row_times = nullptr, *column_times = nullptr;  // if it `Scales`, one of these multiplies the sums
 
   // Rows from `first` on.
-  template <bool Times = false>
+  template <bool Scales = false>
   PEARL_AMX_INLINE void do_rows(const Gemm& g, bool accumulate, bool relu, std::size_t first) const {
     __m512 value[kFinishRows];
     const std::size_t count = std::min(kFinishRows, rows - first);
@@ -108,7 +108,7 @@ struct Finish {
     const __m512 none = _mm512_setzero_ps();
     each([&](__m512& sum, std::size_t i, std::ptrdiff_t) PEARL_AMX_SIMD __attribute__((always_inline)) {
       sum = _mm512_load_ps(sums + i * kLanes);
-      if constexpr (Times)
+      if constexpr (Scales)
         sum = _mm512_mul_ps(
             sum, row_times != nullptr ? _mm512_set1_ps(row_times[i]) : _mm512_maskz_loadu_ps(lanes, column_times));
     });

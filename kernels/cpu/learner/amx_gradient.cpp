@@ -5,8 +5,9 @@
 // sums come from memory for each panel, which takes less time than reading split factors of all panels again.
 //
 // Behind a single output, as of critics and values, the slope of output o and transition c is gate(o, c) * weight(o) *
-// factor(c). Then what is multiplied are the gates, which are whole in one part, so that half the products and half the
-// splits are enough: inputs are multiplied by their transition's factor before, and sums by the output's weight at the end.
+// factor(c). Then the gates are multiplied instead, which are ones and zeros and so whole in one part: three products of
+// parts are enough where six are needed else, and only the inputs are split. They are multiplied by their transition's
+// factor before, and the sums by the output's weight at the end.
 #include "amx_blocks.hpp"
 #include "avx512_turn.hpp"
 
@@ -405,7 +406,7 @@ class Gradient {
 
   const LayerGradient& g_;
   Held& held_;
-  float* const products_;                 // their sums
+  float* const products_;                 // where the products are summed up
   bool adds_ = false, adds_few_ = false;  // whether products add to what memory has, and the few transitions
   alignas(64) float sums_[kSquare][kLanes];  // of slopes, or of factors
   alignas(64) float weights_of_x_[kRemade][kSquare];

@@ -3,8 +3,9 @@
 // AMX multiplies bfloat16 numbers of eight bits and adds in float32. A float32 number of 24 bits is the sum of three
 // such numbers, high + middle + low, without a remainder. Of the nine products of their parts, six are formed: the
 // other three are as small as what rounding a float32 loses, and have either sign. So the result is as exact as
-// AVX-512's (docs/concepts.md: measured errors). The reduced form takes high and middle alone, and three products: 16 bits of each factor. Numbers below
-// 2^-126 count as zeros, and an infinite factor gives NaN.
+// AVX-512's (docs/concepts.md: measured errors). The reduced form takes high and middle alone, and three products: 16
+// bits of each factor. Of ones and zeros, which are whole in one part, there are as many products as the other factor has
+// parts. Numbers below 2^-126 count as zeros, and an infinite factor gives NaN.
 #include "amx_blocks.hpp"
 #include "pearl/learner/kernels.hpp"
 
@@ -25,7 +26,7 @@ constexpr std::size_t kMostBlocks = 128;  // of b that are held at once: 384 KiB
 
 template <std::size_t Parts>
 constexpr std::size_t kLeastWork = Parts == 3 ? std::size_t{3} << 19 : std::size_t{1} << 18;  // multiplications
-constexpr std::size_t kWidestSingle = 4096;  // layers before a single output
+constexpr std::size_t kWidestSingle = 4096;  // as wide as layers that AVX-512 leaves zeros out of
 
 // Whether the steps come in runs of 32, and the product is so large that splitting its factors is worth it (measured).
 template <std::size_t Parts>
@@ -46,14 +47,16 @@ bool fits(const Gemm& g) {
 // elsewhere. The other factor and the results are multiplied by `Times`.
 enum class Gates { none, left, right };
 struct Times {
-  const float* steps = nullptr;  // of a's whole blocks of 32, or of b's steps
+  const float* steps = nullptr;  // a number for each step k
   std::ptrdiff_t steps_segment = 0;
-  const float* results = nullptr;  // of their rows if gates are on the left, else of their columns
+  const float* results = nullptr;  // for each row of c if the gates are a, else for each column
   std::ptrdiff_t results_panel = 0;
 };
 
 template <std::size_t Parts, bool Turned = false, Gates Of = Gates::none>
 class TiledProduct {
+  static_assert(Of != Gates::left || Turned);
+
  public:
   explicit TiledProduct(const Gemm& gemm, const Times& times = {})
       : g(gemm),
@@ -305,8 +308,8 @@ template <std::size_t Parts>
 bool multiply_gates(const Chain& chain) {
   const Gemm& first = chain.first;
   Gemm g = chain.second;
-  if (first.m == 0 || first.depth != 1 || !first.is_gated() || first.a_row != 1 || chain.keeps_first ||
-      g.depth % kDepth != 0 || !g.is_of_panels(kPanel) || !fits<Parts>(g))
+  if (first.m == 0 || first.depth != 1 || !first.is_gated() || !first.is_of_panels(kPanel) || first.a_row != 1 ||
+      chain.keeps_first || g.depth % kDepth != 0 || !g.is_of_panels(kPanel) || !fits<Parts>(g))
     return false;
   g.b = first.gate;
   g.b_panel = first.c_panel;

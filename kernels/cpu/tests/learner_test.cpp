@@ -343,8 +343,10 @@ void test_layer_gradient() {
         for (const bool accumulate : {false, true}) {
           const std::size_t transitions = std::min<std::size_t>(last, kernels.panel);
           check_layer_gradient(64, 64, panels, terms, transitions, accumulate);
-          if (kernels.widest_single > 0 && terms == 1)
+          if (kernels.widest_single > 0 && terms == 1) {
             check_layer_gradient(256, 192, panels, terms, transitions, accumulate);
+            if (last % 8 == 1) check_layer_gradient(128, 640, 2 * panels - 1, terms, transitions, accumulate);
+          }
           if (kernels.widest < 192 || panels > 3) continue;
           check_layer_gradient(128, 64, panels, terms, transitions, accumulate);
           check_layer_gradient(64, 192, panels, terms, transitions, accumulate);
@@ -437,6 +439,15 @@ void test_networks_of_units(const std::string& name) {
           check_network_of_units({inputs, {128, 64}, outputs, biases}, rows, name);
           check_network_of_units({inputs, {64, 192}, outputs, biases}, rows, name);
         }
+  for (const std::size_t hidden : {192u, 512u}) {
+    check_network_of_units({4, {128, hidden}, 1, true}, 121, name);
+    // A second head on the first hidden layer, as in dueling networks: its slopes are added to.
+    OfUnits network(4, {128, hidden}, 1, true);
+    network.ops.push_back({OpKind::linear, {2, kNone}, 1, static_cast<std::ptrdiff_t>(network.parameters), kNone});
+    network.parameters += 128;
+    network.ops.push_back({OpKind::add, {5, 6}, 1});
+    check_network_of_units(network, 121, name);
+  }
   for (const float shift : {8.0f, -8.0f})  // hardly any zeros, and hardly anything else
     for (const std::size_t width : {64u, 128u, 192u})
       for (const std::size_t outputs : {1u, 3u}) {

@@ -130,8 +130,8 @@ struct LearnerKernels {
   std::size_t unit;                          // of the inputs and outputs of a layer for layer_gradient
   std::size_t widest;                        // the most of each; 0 if there is none
   std::size_t least_transitions;             // for which it is faster
-  std::size_t widest_single;                 // the same before a single output, if that is more than `widest`,
-  std::size_t least_single;                  // and if inputs times outputs times transitions are so many
+  std::size_t widest_single;                 // the most of each before a single output; 0: `widest`
+  std::size_t least_single;                  // inputs x outputs x transitions of layers wider than `widest`
   std::size_t remade;                        // most inputs of the layer before of which it makes x again
   const ByteConvolutionKernels* of_bytes;    // null without AMX
   const PanelConvolutionKernels* of_panels;  // the same
@@ -179,6 +179,7 @@ struct LearnerKernels {
   void (*narrow_gradients)(const float* dy, std::size_t outputs, const float* x, std::size_t inputs, std::size_t panels,
                            std::size_t last_columns, float* weights, float* bias, bool accumulate);
   // Of layers whose inputs and outputs are multiples of `unit`, up to `widest`; if `sparse`, for slopes behind a ReLU.
+  // Also of layers up to `widest_single`, if their slopes are to be made of a single output's, and x is in memory.
   void (*layer_gradient)(const LayerGradient& gradient);
   // One action of a panel's first `columns` transitions, a multiple of half a panel: x = mean + exp(log_std) * noise,
   // unit = tanh(x), log_prob -= what makes it the log density of unit.

@@ -144,7 +144,8 @@ class Network {
                std::size_t columns) const;
   void set_panels(Gemm& gemm, std::size_t from, std::size_t to, std::size_t panels, std::size_t last_columns) const;
   void tanh_of(const float* x, float* y, std::size_t width, std::size_t columns) const;
-  // Whether the next step alone takes the result of step `at`, and has at most so many outputs.
+  // Whether the next step alone takes the result of step `at`, is linear, applies its ReLU's derivative, and has at most
+  // so many outputs.
   bool is_before_few(std::size_t at, std::size_t most) const;
   // Whether layer_gradient takes the weights' gradient of step `at`.
   bool has_layer_gradient(std::size_t at, std::size_t count) const;
