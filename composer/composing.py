@@ -22,6 +22,7 @@ from composer.description import Description
 from composer.nodes import NodeShare, spread
 from composer.platform import Platform, with_cores_of_host
 from composer.problem import TrainingProblem
+from composer.profiling.context import unwatched
 from composer.program_defaults import ProgramDefaults
 from composer.suggestion.suggestion import Suggestion, suggest_settings
 from composer.tunables import REPLAY_RATIO
@@ -77,6 +78,7 @@ class Composing(abc.ABC):
         self.description, self.store = description, store
         self.actors, self.trainer_class = description.actors, description.trainer_class
         self.training = dict(description.training)
+        self.watch: Callable[[str], None] = unwatched  # see MeasuringContext
         self.timesteps: int | None = None  # of the program: must be enough to train
         self.nodes: tuple[NodeShare, ...] = ()
         self.networks: Callable[[], tuple[NetworkSpec, ...]] = tuple

@@ -103,7 +103,8 @@ class ReplayComposing(Composing):
 
     def profile(self, watch: Callable[[str], None] | None, budget_s: float | None) -> Profiled:
         """See `Composer.profile`."""
-        profiler = self._composed(Budget.of(budget_s), watch=watch, thorough=True)
+        self.watch = watch or self.watch
+        profiler = self._composed(Budget.of(budget_s), thorough=True)
         return Profiled(profiler.misses, profiler.hits + profiler.imports)
 
     def missing_measurements(self, budget_s: float | None) -> frozenset[str]:
@@ -184,12 +185,13 @@ class ReplayComposing(Composing):
             self.say(line)
 
         def profiler(problem: Problem) -> _Profiler:
-            return kind(platform, profiled_problem(problem), self.store, self.say, thorough=thorough)
+            profiled = profiled_problem(problem)
+            return kind(platform, profiled, self.store, self.say, watch=self.watch, thorough=thorough)
 
         problem = self._vectorized(problem, profiler, platform.host)
         self.problem = self._on_nodes(problem, profiler, platform)
         if platform.host.absent:
-            return kind(platform, self.problem, self.store, self.say, thorough=thorough)
+            return kind(platform, self.problem, self.store, self.say, watch=self.watch, thorough=thorough)
         return profiler(self.problem)
 
     def checked_problem(self, platform: Platform | None = None) -> Problem:
@@ -343,14 +345,11 @@ class ReplayComposing(Composing):
 
     # --- the placement ----------------------------------------------------------------------------------------------
 
-    def _composed(
-        self, budget: Budget, watch: Callable[[str], None] | None = None, *, thorough: bool = False
-    ) -> Profiler:
+    def _composed(self, budget: Budget, *, thorough: bool = False) -> Profiler:
         """Compose, and again if a search changes settings; the last profiler."""
 
         def compose(budget: Budget = budget) -> Profiler:
             profiler = self.prepare(Profiler, thorough=thorough or budget.stated)
-            profiler.watch = watch or profiler.watch
             self._compose(profiler, budget)
             return profiler
 
@@ -455,6 +454,11 @@ class ReplayComposing(Composing):
         self._write(problem, placement, path, ProgramDefaults(timesteps=TRIAL_STEPS))
         return path
 
+    def _profiler(self, platform: Platform, problem: Problem, *, thorough: bool = True) -> Profiler:
+        """A profiler for another problem than the one that is composed."""
+        profiled = profiled_problem(problem)
+        return Profiler(platform, profiled, self.store, self.say, watch=self.watch, thorough=thorough)
+
     # --- what the user left to the composer -------------------------------------------------------------------------
 
     def _tune(self, budget: Budget) -> bool:
@@ -463,7 +467,7 @@ class ReplayComposing(Composing):
 
         def measure(problem: Problem, run: int) -> Speed | None:
             _check_sizes(problem.replay, problem.actors, problem.train)
-            profiler = Profiler(self.platform, profiled_problem(problem), self.store, self.say)
+            profiler = self._profiler(self.platform, problem)
             with self._programs(profiler, problem) as programs:
                 return programs.speed(placement, run, until)
 
@@ -478,7 +482,7 @@ class ReplayComposing(Composing):
         problem = dataclasses.replace(self.problem, actors=self.actors)
         if self.placement.host != self.platform.host.name or self.platform.host.absent:
             raise ConfigurationError('replay_ratio="auto" needs the times of Actors on this machine. State a number.')
-        collection_us = Profiler(self.platform, profiled_problem(problem), self.store, self.say).collection_us
+        collection_us = self._profiler(self.platform, problem).collection_us
         bounds = updates_per_step(problem.trainer_class, problem.settings)
         batch = problem.train.batch_size
         ratio, self.ratio_reason = balanced_ratio(batch, collection_us, self.placement.t_itr_us, bounds)
@@ -526,8 +530,7 @@ class ReplayComposing(Composing):
         def profiled(
             several: Problem, platform: Platform
         ) -> tuple[Profiler, AssignmentMatrix, Callable[..., Placement]]:
-            other = Profiler(platform, profiled_problem(several), self.store, self.say, thorough=profiler.thorough)
-            other.watch = profiler.watch
+            other = self._profiler(platform, several, thorough=profiler.thorough)
             matrix = other.matrix()
             decide = self._decision(other, matrix, several)[0]
             other.forget_storage()

@@ -240,7 +240,9 @@ def test_the_composer_measures_the_kinds_when_asked(
 ) -> None:
     composer = described(csv_pair(*ONE_CPU), progress=True)
     composer.set_actors(1, env="CartPole-v1", envs_per_actor=2, vectorization="auto")
-    composer.run()
+    lines: list[str] = []
+    composer.profile(watch=lines.append, budget_s=0)
+    assert lines.count("cpu0: an Actor") >= 3, "each kind is announced"
     output = capsys.readouterr().out
     assert "by microseconds per transition of the Actors alone" in output
     for kind in ("sync", "async", "vector_entry_point"):

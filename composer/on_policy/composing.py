@@ -50,7 +50,8 @@ class RolloutComposing(Composing):
 
     def profile(self, watch: Callable[[str], None] | None, budget_s: float | None) -> Profiled:
         """See `Composer.profile`."""
-        return self._composed(Budget.of(budget_s), watch=watch, thorough=True)
+        self.watch = watch or self.watch
+        return self._composed(Budget.of(budget_s), thorough=True)
 
     def write(
         self,
@@ -141,9 +142,7 @@ class RolloutComposing(Composing):
             self.say,
         )
 
-    def _composed(
-        self, budget: Budget, watch: Callable[[str], None] | None = None, *, thorough: bool = False
-    ) -> Profiled:
+    def _composed(self, budget: Budget, *, thorough: bool = False) -> Profiled:
         """Set problem, platform, matrix and placement; what was measured for them."""
         self._refuse()
         said, thorough = self.description, thorough or budget.stated
@@ -158,11 +157,10 @@ class RolloutComposing(Composing):
         platform = self.platform = self._with_cluster(stated or self._discover(thorough=thorough))
 
         def measuring(problem: RolloutProblem) -> RolloutProfiler:
-            return RolloutProfiler(platform, problem, self.store, self.say, thorough=True)
+            return RolloutProfiler(platform, problem, self.store, self.say, watch=self.watch)
 
         problem = self._vectorized(problem, measuring, platform.host)
-        profiler = RolloutProfiler(platform, problem, self.store, self.say, thorough=thorough)
-        profiler.watch = watch or profiler.watch
+        profiler = RolloutProfiler(platform, problem, self.store, self.say, watch=self.watch, thorough=thorough)
         self.problem = placed = problem
         if platform.nodes:
             beside = ONE_LEARNER if problem.rollout.policy_lag else None

@@ -65,8 +65,8 @@ Work: TypeAlias = Callable[[], Mapping[str, Sequence[float] | Measurement]]
 """Measures: samples in microseconds by name, or measurements where these are not medians of samples."""
 
 
-def _nothing(_: str) -> None:
-    pass
+def unwatched(_: str) -> None:
+    """Let all measurements be made."""
 
 
 _Problem = TypeVar("_Problem", bound=TrainingProblem)
@@ -86,7 +86,7 @@ class MeasuringContext(Generic[_Problem]):
     store: CalibrationStore
     report: Callable[[str], None] = print
     budget_s: float = BUDGET_S
-    watch: Callable[[str], None] = _nothing
+    watch: Callable[[str], None] = unwatched
     thorough: bool = True
     hits: int = field(default=0, init=False)
     misses: int = field(default=0, init=False)
