@@ -118,6 +118,7 @@ EMULATED_SIMD void halves_of(__m512i pairs, __m512& lower, __m512& upper) {
   upper = normal(_mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)))));
 }
 
+// Each sum gets one number: what the products of the pairs' lower numbers add up to, and those of their upper ones.
 EMULATED_SIMD void multiply(std::size_t to, std::size_t left, std::size_t right) {
   const std::size_t rows = rows_of(to), steps = rows_of(right);
   if (rows_of(left) != rows || bytes_of(left) != steps * sizeof(float) || bytes_of(right) != bytes_of(to))
@@ -125,16 +126,17 @@ EMULATED_SIMD void multiply(std::size_t to, std::size_t left, std::size_t right)
   __m512 lower[kRows], upper[kRows];
   for (std::size_t k = 0; k < steps; ++k) halves_of(_mm512_load_si512(tiles.numbers[right][k]), lower[k], upper[k]);
   for (std::size_t m = 0; m < rows; ++m) {
-    __m512 sums = _mm512_load_ps(tiles.numbers[to][m]);
+    __m512 of_lower = _mm512_setzero_ps(), of_upper = _mm512_setzero_ps();
     for (std::size_t k = 0; k < steps; ++k) {
       int pair;
       std::memcpy(&pair, &tiles.numbers[left][m][k * sizeof pair], sizeof pair);
       __m512 first, second;
       halves_of(_mm512_set1_epi32(pair), first, second);
-      const __m512 product = _mm512_fmadd_ps(second, upper[k], _mm512_mul_ps(first, lower[k]));
-      sums = normal(_mm512_add_ps(sums, normal(product)));
+      of_lower = normal(_mm512_fmadd_ps(first, lower[k], of_lower));
+      of_upper = normal(_mm512_fmadd_ps(second, upper[k], of_upper));
     }
-    _mm512_store_ps(tiles.numbers[to][m], sums);
+    const __m512 sums = normal(_mm512_add_ps(of_lower, of_upper));
+    _mm512_store_ps(tiles.numbers[to][m], normal(_mm512_add_ps(_mm512_load_ps(tiles.numbers[to][m]), sums)));
   }
 }
 

@@ -905,8 +905,8 @@ void test_images_together_in_amx() {
     const OfImages expected(kInputs, ops, weights, x, slopes);
     select_learner_kernels("amx");
     const OfImages found(kInputs, ops, weights, x, slopes);
-    CHECK(distance(found.values, expected.values) < 2e-6);
-    CHECK(distance(found.gradients, expected.gradients) < 2e-6);
+    CHECK(distance(found.values, expected.values) < 1e-6);
+    CHECK(distance(found.gradients, expected.gradients) < 1e-6);
     if (rows < 12) continue;
     CHECK(found.values != expected.values);  // two ways
     if (first.empty()) first = Floats(found.values.begin(), found.values.begin() + 12 * kOutputs);
