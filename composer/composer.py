@@ -86,7 +86,11 @@ class Composer(Description):
         self._refuse_rollouts()
         from composer.replay_composing import ReplayComposing
 
-        return ReplayComposing(self, self._store()).missing_measurements(budget_s)
+        composing = self._composing(self._store())
+        assert isinstance(composing, ReplayComposing), "trainers that learn from rollouts are refused"
+        missing = composing.missing_measurements(budget_s)
+        self._keep_found(composing)
+        return missing
 
     def resized(
         self, *, batch_size: int | None = None, capacity: int | None = None, fanout: int | str | None = None
@@ -101,6 +105,7 @@ class Composer(Description):
         if self.replay is None and (changed or not self.chooses_settings):
             raise ConfigurationError("Composer.resized() needs set_replay(size) to be called first.")
         other = copy.copy(self)
+        other._composed = None
         if batch_size is not None:
             auto = {name: AUTO for name in self.auto if name not in ACTOR_FIELDS}
             other.set_training(**{**self.training, **auto, "batch_size": batch_size})
@@ -208,7 +213,7 @@ class Composer(Description):
     @property
     def suggestion(self) -> Suggestion:
         """The settings that `run` chose, with reasons: those of a class set with `settings="auto"`."""
-        return _made(self.suggested, "suggestion")
+        return _made(None if self._composed is None else self._composed.description.suggested, "suggestion")
 
     @property
     def networks(self) -> tuple[NetworkSpec, ...]:
@@ -232,17 +237,27 @@ class Composer(Description):
             composing = self._composing(store)
             yield composing
         self._composed = composing
+        self._keep_found(composing)
+
+    def _keep_found(self, composing: Composing) -> None:
+        """Keep what later runs of the same description need not find again."""
+        self.suggested, self.cluster_nodes = composing.description.suggested, composing.description.cluster_nodes
 
     def _composing(self, store: CalibrationStore) -> Composing:
-        """The steps for this kind of trainer, imported only now: that takes longer than all imports here."""
+        """The steps for this kind of trainer, imported only now: that takes longer than all imports here.
+
+        They have a description of their own: what is described later changes no result of theirs.
+        """
+        said = copy.copy(self)
+        said._composed = None
         with no_collection():
             if self.learns_from_rollouts:
                 from composer.on_policy.composing import RolloutComposing
 
-                return RolloutComposing(self, store)
+                return RolloutComposing(said, store)
             from composer.replay_composing import ReplayComposing
 
-            return ReplayComposing(self, store)
+            return ReplayComposing(said, store)
 
     def _store(self) -> CalibrationStore:
         return CalibrationStore(self.store_path, remeasure=self.remeasure)
