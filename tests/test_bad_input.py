@@ -476,22 +476,32 @@ def test_a_replay_that_cannot_take_one_message_is_refused_before_profiling() -> 
         check_messages_fit(ReplaySpec(500), ActorSpec("CartPole-v1", envs_per_actor=100), TrainSpec())
 
 
-@pytest.mark.parametrize("what", ["a reward", "an observation"])
-def test_an_environment_that_returns_nan_is_named(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+@pytest.mark.parametrize("value", [np.nan, 1e300])  # the latter is infinite as float32
+@pytest.mark.parametrize("what", ["a reward", "an observation", "a last observation"])
+def test_an_environment_that_returns_nan_is_named(what: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = ActorSpec("Counting-v0", envs_per_actor=2)
     setup = ActorSetup(trainers.TinyDQN, {}, spec, TrainSpec(), seed=0)
     actor = Actor(setup)
     step = actor.envs.step
 
     def broken(actions: np.ndarray) -> tuple[Any, ...]:
-        obs, reward, *rest = step(actions)
-        (reward if what == "a reward" else obs)[1] = np.nan
-        return (obs, reward, *rest)
+        obs, reward, terminated, truncated, info = step(actions)
+        obs = np.array(obs, np.float64)
+        if what == "a last observation":
+            terminated[1] = True
+            last = obs.copy()
+            last[1] = value
+            info = {**info, "final_obs": last, "_final_obs": terminated}
+        else:
+            (reward if what == "a reward" else obs)[1] = value
+        return obs, reward, terminated, truncated, info
 
     monkeypatch.setattr(actor.envs, "step", broken)
     transition = TransitionSpec.from_spaces(actor.envs.single_observation_space, actor.envs.single_action_space)
     message = DataCollectionQueue(transition, setup.message_rows(), 1).reserve()
     assert message is not None
-    with pytest.raises(EnvError, match=rf"Counting-v0 returned {what} that is NaN or infinite, in environment 1"):
+    named = what.replace("a last", "an")
+    with pytest.raises(EnvError, match=rf"Counting-v0 returned {named} that is NaN or infinite, in environment 1"):
         actor.collect(message)
     actor.close()

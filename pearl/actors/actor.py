@@ -272,6 +272,11 @@ class VectorActor(abc.ABC):
             )
         return np.array(obs, self._obs_dtype, order="C")
 
+    def _check_obs(self, obs: np.ndarray) -> None:
+        """Refuse observations that are not finite as they are stored."""
+        if self._obs_dtype != np.uint8 and not _all_finite(obs):
+            raise EnvError(self._not_finite("an observation", obs))
+
     def _not_finite(self, what: str, values: np.ndarray, step: str = "") -> str:
         wrong = np.flatnonzero(~np.isfinite(values).reshape(self._count, -1).all(axis=1))
         return (
@@ -388,20 +393,20 @@ class Actor(VectorActor):
         next_obs, reward, terminated, truncated, info = self.envs.step(
             action + self._first_action if self._shifts_actions else action
         )
-        if not _all_finite(reward):
-            raise EnvError(self._not_finite("a reward", reward))
-        if self._obs_dtype != np.uint8 and not _all_finite(next_obs):
-            raise EnvError(self._not_finite("an observation", next_obs))
+        if not _all_finite(np.asarray(reward, np.float32)):  # as it is stored
+            raise EnvError(self._not_finite("a reward", np.asarray(reward, np.float32)))
         done = terminated | truncated
         any_done = bool(np.count_nonzero(done))
         # With next-step autoreset, the step after an episode's end is the reset: no transition.
         real = self._everywhere if self._same_step or not self._any_ended else ~self._ended
         converted = np.array(next_obs, self._obs_dtype, order="C")
+        self._check_obs(converted)
         last_obs = converted
         if self._same_step and any_done:
             last_obs = converted.copy()
             for env in np.flatnonzero(done):
                 last_obs[env] = info["final_obs"][env]
+            self._check_obs(last_obs)
         stored_reward = reward
         if (statistics := self.statistics) is not None:
             ended_apart = last_obs is not converted

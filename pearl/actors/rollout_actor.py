@@ -156,7 +156,11 @@ class RolloutActor(VectorActor):
     def _values_after(self, limited: np.ndarray, next_obs: np.ndarray, info: Mapping[str, np.ndarray]) -> np.ndarray:
         """The values of the last observations of the episodes that ended in the environments `limited`."""
         last = [info["final_obs"][env] for env in limited] if self._same_step else next_obs[limited]
-        return self._values(np.ascontiguousarray(np.stack(list(last)), self._obs_dtype), limited)
+        found = np.ascontiguousarray(np.stack(list(last)), self._obs_dtype)
+        of_all = np.zeros((self._count, *found.shape[1:]), found.dtype)
+        of_all[limited] = found
+        self._check_obs(of_all)
+        return self._values(found, limited)
 
     def _count_episodes(self, message: Mapping[str, np.ndarray], reward: np.ndarray, end: np.ndarray) -> int:
         """Write returns and lengths of the episodes that ended, in the order of their ends; return their number."""
