@@ -53,8 +53,8 @@ ACTOR_FIELDS = {"num_actors": "count", "envs_per_actor": "envs_per_actor"}  # of
 class Description:
     """The machine and the problem as `set_*` describe them, in fields.
 
-    Composing reads the fields and changes none, but for what later runs need not find again, as long as what it follows
-    from stays: `suggested`, the settings that were left to the composer, and `cluster_nodes`. This module imports
+    Composing works with a copy. What later runs need not find again comes back from there, and stays as long as what it
+    follows from: `suggested`, the settings that were left to the composer, and `cluster_nodes`. This module imports
     nothing that only composing needs.
     """
 

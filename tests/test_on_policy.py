@@ -227,6 +227,22 @@ def test_a_policy_that_diverged_names_environment_and_step() -> None:
         actor.collect(message)
 
 
+def test_a_last_observation_that_is_nan_names_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    actor, _trainer, message, _queue = actor_of("CartPole-v1", 4)
+    step = actor.envs.step
+
+    def broken(actions: np.ndarray) -> tuple[Any, ...]:
+        obs, reward, terminated, truncated, info = step(actions)
+        truncated[2] = True
+        last = obs.copy()
+        last[2] = np.nan
+        return obs, reward, terminated, truncated, {**info, "final_obs": last, "_final_obs": truncated}
+
+    monkeypatch.setattr(actor.envs, "step", broken)
+    with pytest.raises(EnvError, match="returned an observation that is NaN or infinite, in environment 2 of actor 0"):
+        actor.collect(message)
+
+
 def test_native_and_torch_actors_collect_the_same() -> None:
     horizon = 30
     actor, trainer, message, _queue = actor_of("CartPole-v1", horizon)

@@ -272,17 +272,17 @@ class VectorActor(abc.ABC):
             )
         return np.array(obs, self._obs_dtype, order="C")
 
-    def _check_obs(self, obs: np.ndarray) -> None:
-        """Refuse observations that are not finite as they are stored."""
+    def _check_obs(self, obs: np.ndarray, envs: np.ndarray | None = None) -> None:
+        """Refuse observations, of all environments or of `envs`, that are not finite as they are stored."""
         if self._obs_dtype != np.uint8 and not _all_finite(obs):
-            raise EnvError(self._not_finite("an observation", obs))
+            raise EnvError(self._not_finite("an observation", obs, envs=envs))
 
-    def _not_finite(self, what: str, values: np.ndarray, step: str = "") -> str:
-        wrong = np.flatnonzero(~np.isfinite(values).reshape(self._count, -1).all(axis=1))
+    def _not_finite(self, what: str, values: np.ndarray, step: str = "", envs: np.ndarray | None = None) -> str:
+        wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))[0]
         return (
-            f"{self.setup.spec.env_name} returned {what} that is NaN or infinite, in environment {wrong[0]} of actor "
-            f"{self.setup.index}{step}: {values[wrong[0]]}. Training on it would destroy the weights: fix the "
-            "environment, or clip its values with a gymnasium wrapper."
+            f"{self.setup.spec.env_name} returned {what} that is NaN or infinite, in environment "
+            f"{wrong if envs is None else envs[wrong]} of actor {self.setup.index}{step}: {values[wrong]}. Training "
+            "on it would destroy the weights: fix the environment, or clip its values with a gymnasium wrapper."
         )
 
     def close(self) -> None:

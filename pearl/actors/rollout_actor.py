@@ -157,9 +157,7 @@ class RolloutActor(VectorActor):
         """The values of the last observations of the episodes that ended in the environments `limited`."""
         last = [info["final_obs"][env] for env in limited] if self._same_step else next_obs[limited]
         found = np.ascontiguousarray(np.stack(list(last)), self._obs_dtype)
-        of_all = np.zeros((self._count, *found.shape[1:]), found.dtype)
-        of_all[limited] = found
-        self._check_obs(of_all)
+        self._check_obs(found, limited)
         return self._values(found, limited)
 
     def _count_episodes(self, message: Mapping[str, np.ndarray], reward: np.ndarray, end: np.ndarray) -> int:

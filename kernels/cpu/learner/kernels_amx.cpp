@@ -26,7 +26,6 @@ constexpr std::size_t kMostBlocks = 128;  // of b that are held at once: 384 KiB
 
 template <std::size_t Parts>
 constexpr std::size_t kLeastWork = Parts == 3 ? std::size_t{3} << 19 : std::size_t{1} << 18;  // multiplications
-constexpr std::size_t kWidestSingle = 4096;  // as wide as layers that AVX-512 leaves zeros out of
 
 // Whether the steps come in runs of 32, and the product is so large that splitting its factors is worth it (measured).
 template <std::size_t Parts>
@@ -375,9 +374,9 @@ LearnerKernels table_of(const char* name) {
   table.gemm = gemm<Parts>;
   table.turned_gemm = turned_gemm<Parts>;
   table.chain = chain<Parts>;
+  table.widest_single = table.widest;  // AVX-512's
   table.unit = table.widest = kSquare;
   table.least_transitions = kPanel + 1;
-  table.widest_single = kWidestSingle;
   table.least_single = kLeastWork<Parts>;
   table.remade = kRemade;
   table.layer_gradient = layer_gradient<Parts>;

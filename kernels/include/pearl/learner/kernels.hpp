@@ -131,7 +131,7 @@ struct LearnerKernels {
   std::size_t widest;                        // the most of each; 0 if there is none
   std::size_t least_transitions;             // for which it is faster
   std::size_t widest_single;                 // the most of each before a single output; 0: `widest`
-  std::size_t least_single;                  // inputs x outputs x transitions of layers wider than `widest`
+  std::size_t least_single;                  // least inputs x outputs x transitions of wider ones
   std::size_t remade;                        // most inputs of the layer before of which it makes x again
   const ByteConvolutionKernels* of_bytes;    // null without AMX
   const PanelConvolutionKernels* of_panels;  // the same
