@@ -150,10 +150,10 @@ class Composer(Description):
         goes to the folder `runs/<name of the program>` next to it. A relative `run_dir` counts from the current folder,
         as `path` does; an absolute one outside of the program's folder stays absolute.
 
-        Raises ConfigurationError for a default that its option would refuse, or for too few `timesteps` for any
-        training; PlacementError for a pair, or an implementation on it, that the placement does not have, and
-        for a `placement` with other numbers than were composed;
-        GenerationError for a program that cannot be written.
+        Raises ConfigurationError if a `set_*` was called since `run` with other values, for a configuration that `run`
+        does not return, for a default that its option would refuse, or for too few `timesteps` for any training;
+        PlacementError for a pair, or an implementation on it, that the placement does not have, and for a `placement`
+        with other numbers than were composed; GenerationError for a program that cannot be written.
         """
         path = path_of("runtime_gen", path)
         counts = {
@@ -169,6 +169,11 @@ class Composer(Description):
             until_return=until_return,
             options={name: check_count(name, value) for name, value in counts.items() if value is not None},
         )
+        if changed := self.changed_since(composed.description):
+            raise ConfigurationError(
+                f"Called with other values since run() composed: {', '.join(changed)}. The program would have the "
+                "earlier values. Call run() again, which measures only what is new, then runtime_gen()."
+            )
         composed.write(replay, learner, placement, path, defaults)
         if self.progress:
             print(f"Program:   {shown(path)}\nRun it:    {run_command(path)}", flush=True)

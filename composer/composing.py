@@ -6,8 +6,9 @@ import abc
 import contextlib
 import dataclasses
 import logging
+import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,7 +35,9 @@ from pearl.atomic_file import write_text
 from pearl.devices.description import Device
 from pearl.devices.discovery import discover
 from pearl.errors import ConfigurationError, GenerationError
+from pearl.replay.memory import free_memory
 from pearl.runtime.composition_file import composition_file
+from pearl.runtime.interruption import ending_in_order
 from pearl.spec import ONE_LEARNER, ActorSpec, LearnersSpec, NetworkSpec, TrainSpec
 
 logger = logging.getLogger("pearl.composer")
@@ -252,9 +255,34 @@ class Composing(abc.ABC):
             raise GenerationError(f"The composition of {program} cannot be written next to it: {error}.") from error
 
 
+def memory_of_host(platform: Platform | None) -> int:
+    """Bytes that are free here, or all that a host has which is absent."""
+    if platform is None or not any(device.absent for device in platform.devices) or not platform.host.absent:
+        return free_memory()
+    return sys.maxsize if platform.host.memory_gb is None else int(platform.host.memory_gb * 1e9)
+
+
+def check_configurations(found: Sequence[object], kinds: Sequence[type]) -> None:
+    """Raise ConfigurationError unless each configuration given to `runtime_gen` is None, or of its kind on a device."""
+    for value, kind in zip(found, kinds, strict=True):
+        if value is None:
+            continue
+        if not isinstance(value, kind):
+            raise ConfigurationError(
+                f"runtime_gen takes what run() returned, in this order: {' and '.join(k.__name__ for k in kinds)}, or "
+                f"None; found {type(value).__name__} in the place of {kind.__name__}. Write "
+                "runtime_gen(*composer.run(), path=...)."
+            )
+        if not isinstance(device := getattr(value, "device", None), str):
+            raise ConfigurationError(f"The device of a {kind.__name__} must be a name of one; found {device!r}.")
+
+
 @contextlib.contextmanager
 def trial_folder() -> Iterator[Path]:
-    """A temporary folder for programs to try; GenerationError if there can be none."""
+    """A temporary folder for programs to try; GenerationError if there can be none.
+
+    SIGTERM ends the program that is tried, removes the folder, and ends this process.
+    """
     try:
         folder = tempfile.TemporaryDirectory(prefix="pearl-trials-")
     except OSError as error:
@@ -262,7 +290,7 @@ def trial_folder() -> Iterator[Path]:
             f"Programs cannot be tried, as they have no temporary folder: {error}. Set TMPDIR to a folder that can "
             "be written to, or try none: --budget 0, or run(budget_s=0)."
         ) from error
-    with folder:
+    with ending_in_order(), folder:
         yield Path(folder.name)
 
 

@@ -49,6 +49,11 @@ _OF_THE_PROGRAM = {
 }
 ACTOR_FIELDS = {"num_actors": "count", "envs_per_actor": "envs_per_actor"}  # of ActorSpec, by their argument
 
+CHOOSE_OF_ROLLOUTS = (
+    "With a trainer that learns from rollouts, choose one of composer.placement.candidates after run(): "
+    "runtime_gen(placement=composer.placement.choosing(candidate))."
+)
+
 
 class Description:
     """The machine and the problem as `set_*` describe them, in fields.
@@ -360,19 +365,60 @@ class Description:
         return inspect.isclass(learner) and issubclass(learner, Trainer) and learner.data_flow() == "rollout"
 
     def set_placement(self, placement: Placement) -> None:
-        """An edited placement of an earlier composition, whose choice `run` takes in place of Algorithm 1's.
+        """An edited placement of an earlier composition, whose choice `run` and `profile` take, not Algorithm 1's.
 
         A choice may be edited: `replay_manager`, `learner`, `storage`, `implementation`, and the parameters of a
-        candidate. `run` raises PlacementError, which names the field, if anything else differs from what it composes.
-        Without device files it composes for the platform of the placement, as discovery would measure its memory again.
-        Raises PlacementError for a placement without `evidence`.
+        candidate. They raise PlacementError, which names the field, if anything else differs from what they compose.
+        Without device files they compose for the platform of the placement: discovery would measure its memory again.
+        Trainers that learn from rollouts have no edited placements. Raises PlacementError for one of theirs, and for a
+        placement without `evidence`.
         """
-        if getattr(placement, "evidence", None) is None:
+        from composer.placement import Placement
+
+        if not isinstance(placement, Placement):
+            raise PlacementError(
+                "set_placement takes a Placement, which trainers that learn from a replay have; found a "
+                f"{type(placement).__name__}. {CHOOSE_OF_ROLLOUTS}"
+            )
+        if placement.evidence is None:
             raise PlacementError(
                 "The edited placement has no evidence, which states the platform it was composed for: an older version "
                 "wrote it, or the key was removed. Compose again and edit the new file."
             )
         self.edited = placement
+
+    def changed_since(self, earlier: Description) -> list[str]:
+        """The `set_*` whose values are others than in an earlier copy of this description."""
+        before, now = earlier._stated(), self._stated()
+        return [name for name, value in now.items() if not _are_equal(value, before[name])]
+
+    def _stated(self) -> dict[str, object]:
+        """What each `set_*` was told; not what composing found."""
+        actors = None if self.actors is None else {**vars(self.actors), "wrappers": ()}
+        if actors is not None and self.any_vectorization:
+            actors["vectorization"] = AUTO  # `set_wrappers` changes the one to begin with
+        of_actors = [name for name in self.auto if name in ACTOR_FIELDS]
+        of_training = [name for name in self.auto if name not in ACTOR_FIELDS]
+        return {
+            "set_device_file": self.device_file,
+            "set_connection_file": self.connection_file,
+            "set_cluster": self.cluster,
+            "set_opt_metric": self.metric,
+            "set_actors": (actors, of_actors),
+            "set_wrappers": self.wrappers,
+            "set_train_function": (
+                self.trainer_class,
+                self.settings,
+                self.chooses_settings,
+                self.implementation,
+                self.imported_from,
+            ),
+            "set_replay": self.replay,
+            "set_training": (self.training, of_training),
+            "set_learners": (self.learners, self.auto_learners),
+            "set_rollout": self.rollout,
+            "set_placement": self.edited,
+        }
 
     def say(self, text: str) -> None:
         """Print a line, indented, if progress is to be seen."""
@@ -385,6 +431,14 @@ def path_of(taker: str, path: object) -> Path:
     if not isinstance(path, str | os.PathLike) or not (text := os.fspath(path)) or not isinstance(text, str):
         raise ConfigurationError(f'{taker} takes a path, a text such as "devices.csv" or a Path; found {path!r}.')
     return Path(text)
+
+
+def _are_equal(ours: object, theirs: object) -> bool:
+    """Whether both are equal. Arrays, whose comparison has no truth value, are not: no program states any."""
+    try:
+        return bool(ours == theirs)
+    except Exception:  # whatever a value of the user raises
+        return False
 
 
 def _plain_schedules(learner: type, values: Mapping[str, Any]) -> dict[str, Any]:

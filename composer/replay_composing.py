@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import logging
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +20,14 @@ from composer.algorithm1 import place, watts_missing
 from composer.calibration import CalibrationStore
 from composer.calibration_plan import Planner
 from composer.codegen.program import ProgramSource, check_problem, generate
-from composer.composing import TRIAL_STEPS, Composing, Profiled, trial_folder
+from composer.composing import (
+    TRIAL_STEPS,
+    Composing,
+    Profiled,
+    check_configurations,
+    memory_of_host,
+    trial_folder,
+)
 from composer.composition import Composition
 from composer.description import ACTOR_FIELDS, Description
 from composer.edited import check_edited
@@ -95,9 +101,7 @@ class ReplayComposing(Composing):
         """See `Composer.run`."""
         self.timesteps = timesteps
         self._composed(Budget.of(budget_s))
-        if self.description.edited is not None:
-            check_edited(self.description.edited, self.placement)
-            self.placement = self.description.edited
+        self._take_edited()
         self.say(_learners_line(self.matrix, self.placement))
         return self.placement.replay_config, self.placement.learner_config
 
@@ -105,7 +109,14 @@ class ReplayComposing(Composing):
         """See `Composer.profile`."""
         self.watch = watch or self.watch
         profiler = self._composed(Budget.of(budget_s), thorough=True)
+        self._take_edited()
         return Profiled(profiler.misses, profiler.hits + profiler.imports)
+
+    def _take_edited(self) -> None:
+        """Take the user's edited placement, if there is one, in place of the composed one."""
+        if (edited := self.description.edited) is not None:
+            check_edited(edited, self.placement)
+            self.placement = edited
 
     def missing_measurements(self, budget_s: float | None) -> frozenset[str]:
         """See `Composer.missing_measurements`."""
@@ -123,6 +134,7 @@ class ReplayComposing(Composing):
         defaults: ProgramDefaults,
     ) -> None:
         """See `Composing.write`."""
+        check_configurations((first, learner), (ReplayConfig, LearnerConfig))
         if placement is not None:
             if not isinstance(placement, Placement):
                 raise PlacementError(f"runtime_gen takes a Placement; found a {type(placement).__name__}.")
@@ -219,6 +231,7 @@ class ReplayComposing(Composing):
         assert replay is not None, "Composing looks for it"
         transition = transition_of(self.trainer_class, observation_space, action_space, settings)
         check_shared(transition, replay)
+        _check_memory(replay, transition, platform)  # the weights of huge observations may need all memory
         trainer = make_trainer(self.trainer_class, observation_space, action_space, settings=dict(settings))
         if isinstance(trainer, Trainer) and (inputs := trainer.describe_inputs()):
             self.say(inputs)
@@ -232,11 +245,10 @@ class ReplayComposing(Composing):
         train = self._paced(train)
         make_explorer(getattr(trainer, "exploration", None), action_space, 1, np.random.default_rng(0))
         _check_sizes(replay, self.actors, train)
-        _check_memory(replay, transition, platform)
         if line := memory_line(replay, transition):
             self.say(line)
         self._check_supports(trainer)
-        self.networks = functools.cache(functools.partial(extract_networks, trainer, observation_space.shape))
+        self.networks = functools.partial(extract_networks, trainer, observation_space.shape)
         if note := flattening_note(trainer):
             logger.info("%s.", note)
             self.say(note)
@@ -562,17 +574,11 @@ def _check_sizes(replay: ReplaySpec, actors: ActorSpec, train: TrainSpec) -> Non
 
 
 def _check_memory(replay: ReplaySpec, transition: TransitionSpec, platform: Platform | None) -> None:
-    """Raise CapacityError if the Data Storage does not fit the free memory, or all memory of a host that is absent.
-
-    One in a file always fits.
-    """
+    """Raise CapacityError if the Data Storage does not fit the memory of the host; one in a file always fits."""
     if replay.storage == "memmap":
         return
-    room = free_memory()
-    if platform is not None and any(device.absent for device in platform.devices) and platform.host.absent:
-        room = sys.maxsize if platform.host.memory_gb is None else int(platform.host.memory_gb * 1e9)
     try:
-        check_fits(replay.capacity, stored_nbytes(transition, replay), room)
+        check_fits(replay.capacity, stored_nbytes(transition, replay), memory_of_host(platform))
     except CapacityError as error:
         once = "" if replay.shares else "store next observations once (share_next_obs=True), or "
         raise CapacityError(f'{error} Or {once}keep the Data Storage on disk (storage="memmap").') from error

@@ -16,7 +16,8 @@ import pytest
 import trainers
 from programs import CONNECTION_HEADER, DEVICE_HEADER, ONE_CPU, described, write_csv_pair
 
-from composer import Composer
+from composer import Composer, replay_composing
+from composer.on_policy import composition as rollout_composition
 from pearl.actors.actor import Actor, ActorSetup, check_messages_fit
 from pearl.actors.environment import make_vector_env
 from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3, Trainer
@@ -283,10 +284,23 @@ def test_batch_larger_than_replay(files: tuple[Path, Path]) -> None:
     assert_says(message, "batch of 101", "replay of 100", "batch_size", "set_replay")
 
 
-def test_replay_larger_than_memory(files: tuple[Path, Path]) -> None:
+def test_replay_larger_than_memory(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_composing, "make_trainer", lambda *_, **__: pytest.fail("weights were made"))
     message = message_of(CapacityError, described(files, capacity=10**13).run)
     # Per transition: twice four numbers, an action of eight bytes, reward and discount.
     assert_says(message, "10,000,000,000,000", "48 B", "480.0 TB", "are free", "Lower `size`")
+
+
+def test_rollout_larger_than_memory(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_composition, "make_trainer", lambda *_, **__: pytest.fail("weights were made"))
+    composer = Composer(progress=False)
+    composer.set_device_file(files[0])
+    composer.set_connection_file(files[1])
+    composer.set_actors(2, env="CartPole-v1", envs_per_actor=4)
+    composer.set_train_function(PPO, horizon=10**9)
+    message = message_of(CapacityError, composer.run)
+    # Twice eight environments, each with four numbers of four bytes.
+    assert_says(message, "1000000000 steps x 8 environments", "16 B", "256.0 GB", "are free", "Lower horizon")
 
 
 @pytest.mark.parametrize(

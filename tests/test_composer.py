@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trainers
+from gymnasium.wrappers import TimeAwareObservation
 from programs import ONE_CPU, TWO_CPUS, CsvPair, described
 from trainers import FailsInTraining, TinyDQN
 
@@ -23,6 +26,8 @@ from composer.calibration import CalibrationStore
 from composer.replay_composing import ReplayComposing
 from pearl import Composer
 from pearl.errors import ConfigurationError, EnvError, GenerationError, PlacementError, TrainerError
+from pearl.exploration import EpsilonGreedy
+from pearl.replay import Constant
 
 pytestmark = pytest.mark.usefixtures("quick_profiles")
 
@@ -250,7 +255,82 @@ def test_edited_configurations_are_checked(csv_pair: CsvPair, tmp_path: Path) ->
         composer.runtime_gen(replay, dataclasses.replace(learner, threads=0), program)
     with pytest.raises(ConfigurationError, match=r"power of two .* found 7"):
         composer.runtime_gen(dataclasses.replace(replay, fanout=7), learner, program)
+    with pytest.raises(ConfigurationError, match="device of a LearnerConfig must be a name of one; found None"):
+        composer.runtime_gen(replay, dataclasses.replace(learner, device=None), program)
+    order = r"runtime_gen takes what run\(\) returned, in this order: ReplayConfig and LearnerConfig, or None; found "
+    swapped: Any = (learner, replay)
+    for wrong, found in (
+        (swapped, "LearnerConfig in the place of ReplayConfig"),
+        ([(replay, learner)], "tuple in the place of ReplayConfig"),
+        ([replay, str(program)], "str in the place of LearnerConfig"),
+    ):
+        with pytest.raises(ConfigurationError, match=order + found):
+            composer.runtime_gen(*wrong, path=program)
     assert not program.exists()
+
+
+EXPLORATION = EpsilonGreedy(0.5)
+AGAIN: dict[str, Callable[[Composer, tuple[Path, Path]], object]] = {
+    "set_device_file": lambda c, files: c.set_device_file(files[0]),
+    "set_connection_file": lambda c, files: c.set_connection_file(files[1]),
+    "set_opt_metric": lambda c, _: c.set_opt_metric("Throughput"),
+    "set_actors": lambda c, _: c.set_actors(1, env="CartPole-v1", envs_per_actor=4),
+    "set_wrappers": lambda c, _: c.set_wrappers([]),
+    "set_train_function": lambda c, _: c.set_train_function(
+        TinyDQN, exploration=EpsilonGreedy(0.5), hidden_sizes=(8, 8)
+    ),
+    "set_replay": lambda c, _: c.set_replay(2000, beta=Constant(0.5)),
+    "set_training": lambda c, _: c.set_training(batch_size=32),
+    "set_learners": lambda c, _: c.set_learners(1),
+}
+OTHERWISE: dict[str, Callable[[Composer], object]] = {
+    "set_device_file": lambda c: c.set_device_file("other.csv"),
+    "set_connection_file": lambda c: c.set_connection_file("other.csv"),
+    "set_cluster": lambda c: c.set_cluster("auto"),
+    "set_opt_metric": lambda c: c.set_opt_metric("power_efficiency"),
+    "set_actors": lambda c: c.set_actors(2, env="CartPole-v1", envs_per_actor=4),
+    "set_wrappers": lambda c: c.set_wrappers([TimeAwareObservation]),
+    "set_train_function": lambda c: c.set_train_function(TinyDQN, exploration=EXPLORATION, hidden_sizes=np.ones(2)),
+    "set_replay": lambda c: c.set_replay(2001),
+    "set_training": lambda c: c.set_training(batch_size=32, insertion_rows="auto"),
+    "set_learners": lambda c: c.set_learners("auto"),
+    "set_rollout": lambda c: c.set_rollout(horizon=8),
+    "set_placement": lambda c: c.set_placement(c.placement),
+    "set_actors, set_training": lambda c: (c.set_actors("auto", env="CartPole-v1"), c.set_training()),
+}
+
+
+def test_a_program_is_of_what_was_set_when_run_composed(csv_pair: CsvPair, tmp_path: Path) -> None:
+    files = csv_pair(*ONE_CPU)
+    composer = described(files)
+    for set_again in AGAIN.values():
+        set_again(composer, files)
+    composer.run(timesteps=2000)
+    before = composer.runtime_gen(path=tmp_path / "program.py").read_text()
+    for set_again in AGAIN.values():
+        set_again(composer, files)
+    composer.missing_measurements()
+    assert composer.runtime_gen(path=tmp_path / "program.py").read_text() == before
+    placement = composer.placement
+    for names, set_otherwise in OTHERWISE.items():
+        changed = copy.copy(composer)
+        set_otherwise(changed)
+        with pytest.raises(ConfigurationError, match=rf"since run\(\) composed: {names}\. .* Call run\(\) again"):
+            changed.runtime_gen(path=tmp_path / "never_written.py")
+        assert changed.placement is placement, "results stay those of run()"
+    assert not (tmp_path / "never_written.py").exists()
+    composer.set_training(batch_size=64)
+    composer.run()
+    assert "batch_size=64," in composer.runtime_gen(path=tmp_path / "program.py").read_text()
+
+
+def test_a_composer_can_be_pickled_and_copied_with_its_results(csv_pair: CsvPair, tmp_path: Path) -> None:
+    composer = described(csv_pair(*ONE_CPU))
+    composer.run()
+    text = composer.runtime_gen(path=tmp_path / "program.py").read_text()
+    for other in (pickle.loads(pickle.dumps(composer)), copy.deepcopy(composer)):
+        assert other.runtime_gen(path=tmp_path / "program.py").read_text() == text
+        assert other.networks == composer.networks
 
 
 def test_devices_without_a_backend_are_named_and_left_out(csv_pair: CsvPair) -> None:

@@ -168,6 +168,23 @@ def test_parameters_that_no_program_can_have_are_refused(
         composer.runtime_gen(path=tmp_path / "program.py", placement=placement)
 
 
+def test_profiling_takes_an_edited_placement_as_a_run_does(composer: Composer, tmp_path: Path) -> None:
+    _, implementation = other(composer)
+    profiled = copy.copy(composer)
+    profiled.set_placement(edited(composer, lambda d: d.update(implementation=implementation)))
+    profiled.profile()
+    assert profiled.placement.implementation == implementation
+    assert f", {implementation}, " in profiled.runtime_gen(path=tmp_path / "program.py").read_text()
+    profiled.set_placement(edited(composer, put(64, "actor_count")))
+    with pytest.raises(PlacementError, match="actor_count: expected"):
+        profiled.profile()
+
+
+def test_what_is_no_placement_of_a_replay_cannot_be_set() -> None:
+    with pytest.raises(PlacementError, match=r"takes a Placement, .*; found a dict"):
+        Composer(progress=False).set_placement({})  # type: ignore[arg-type]
+
+
 def test_a_placement_of_another_version_without_evidence_cannot_be_set(composer: Composer) -> None:
     with pytest.raises(PlacementError, match="has no evidence"):
         Composer(progress=False).set_placement(edited(composer, lambda d: d.pop("evidence")))

@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 import torch
 from programs import ONE_CPU, run, summary, write_csv_pair
+from test_placement import ACTORS, BATCH, MATRIX, SERVER, TRANSITION
 from torch import nn
 from trainers import TinyPPO
 
 import pearl
 from composer import Composer
+from composer.algorithm1 import place
 from composer.composing import Profiled
 from composer.composition import RolloutComposition, read_composition
 from composer.html_report.page import report_page
@@ -858,8 +860,12 @@ def test_a_stated_placement_of_rollouts_is_one_of_the_composers_own(tmp_path: Pa
             composer.runtime_gen(path=tmp_path / "wrong.py", placement=wrong)
     with pytest.raises(ConfigurationError, match="less than one rollout"):
         composer.runtime_gen(path=tmp_path / "wrong.py", timesteps=3)
-    with pytest.raises(PlacementError, match="no evidence"):
+    instead = r"runtime_gen\(placement=composer\.placement\.choosing\(candidate\)\)"
+    with pytest.raises(PlacementError, match=f"found a RolloutPlacement.*{instead}"):
         composer.set_placement(placement)
+    composer.edited = place(MATRIX, SERVER, batch_size=BATCH, transition_bytes=TRANSITION, actor_count=ACTORS)
+    with pytest.raises(ConfigurationError, match=f"TinyPPO learns from rollouts, and set_placement .*{instead}"):
+        composer.run()
     assert not (tmp_path / "wrong.py").exists()
 
 

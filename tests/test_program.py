@@ -547,6 +547,23 @@ def test_an_environment_that_raises_is_shown(tmp_path: Path, quick_profiles: Non
     assert checkpoints(tmp_path / "run" / "checkpoints")
 
 
+@pytest.mark.parametrize("mode", ["serial", "parallel"])
+def test_an_environment_that_returns_nan_is_named_in_a_line(tmp_path: Path, quick_profiles: None, mode: str) -> None:
+    program = make_program(tmp_path, env="Vanishing-v0", env_kwargs={"steps": 1_000_000})
+    edit(program, '"steps": 1000000', '"steps": 195')
+    arguments = ("--timesteps", "50000", "--run-dir", str(tmp_path / "run"), *(("--serial",) * (mode == "serial")))
+    code, output = run(program, *arguments)
+    assert code == 1, output
+    assert "Traceback" not in output
+    named = "Vanishing-v0 returned an observation that is NaN or infinite, in environment 0 of actor 0: [nan nan nan]."
+    (error,) = [line for line in output.splitlines() if line.startswith("Error: ")]
+    assert named in error
+    assert "can be resumed with --resume" in error
+    if mode == "parallel":
+        assert output.count(f"actor-0 died (exit code 1) and is restarted. {named}") == 2
+    assert checkpoints(tmp_path / "run" / "checkpoints")
+
+
 @pytest.mark.parametrize("stage", ["on the way", "at the end"])
 def test_an_evaluation_that_fails_is_shown(tmp_path: Path, quick_profiles: None, stage: str) -> None:
     program = make_program(tmp_path, env="BreakingInHost-v0", env_kwargs={"steps": 1_000_000})

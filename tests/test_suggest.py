@@ -323,19 +323,18 @@ def test_what_was_chosen_is_chosen_again_for_a_run_of_another_length(csv_pair: C
 
 @pytest.mark.usefixtures("quick_profiles")
 def test_what_is_described_or_fails_after_a_run_changes_none_of_its_results(csv_pair: CsvPair, tmp_path: Path) -> None:
-    devices, connections = csv_pair(*ONE_CPU)
-    composer = composed((devices, connections), implementation="native")
+    composer = composed(csv_pair(*ONE_CPU), implementation="native")
     composer.run(timesteps=2000)
     chosen = composer.suggestion
     with pytest.raises(ConfigurationError):
         composer.run(timesteps=1)
-    composer.set_device_file(tmp_path / "other.csv")
     composer.set_replay(500)
     assert composer.suggestion is chosen
+    with pytest.raises(ConfigurationError, match=r"since run\(\) composed: set_replay\."):
+        composer.runtime_gen(path=tmp_path / "program.py", timesteps=2000)
+    composer.replay = None
     text = composer.runtime_gen(path=tmp_path / "program.py", timesteps=2000).read_text()
     assert f"capacity={chosen.replay[0].value}," in text
-    assert devices.name in text
-    assert "other.csv" not in text
     made = read_composition(composition_file(tmp_path / "program.py").read_text())
     assert ("replay.size", str(chosen.replay[0].value)) in [(setting.name, setting.value) for setting in made.settings]
     with pytest.raises(ConfigurationError, match="exists after"):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import signal
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,12 +15,13 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import pytest
-from programs import described
+from programs import Running, children, described, is_alive, make_program
 from test_placement import ACTORS, BATCH, MATRIX, SERVER, TRANSITION
 from trainers import TinyDQN
 
 import composer.trials
 from composer.algorithm1 import place
+from composer.composing import trial_folder
 from composer.matrix import Candidacy
 from composer.measurement import Measurement
 from composer.placement import Candidate, Placement
@@ -277,3 +280,58 @@ def test_real_programs_are_tried_once(
     again.run()
     assert "0 measured" in capsys.readouterr().out
     assert again.placement == tried.placement
+
+
+# --- signals --------------------------------------------------------------------------------------------------------
+
+TRYING = """
+import sys
+from pathlib import Path
+from composer.composing import trial_folder
+from composer.trials import bench_program
+with trial_folder() as folder:
+    (folder / "file").touch()
+    bench_program(Path(sys.argv[1]), 16, 120.0)
+"""
+
+
+@pytest.mark.usefixtures("quick_profiles")
+def test_sigterm_ends_the_program_that_is_tried_and_removes_the_folder(tmp_path: Path) -> None:
+    program, script, folder = make_program(tmp_path), tmp_path / "trying.py", tmp_path / "tmp"
+    script.write_text(TRYING)
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        composing = Running(script, str(program))
+
+    def processes() -> list[int]:
+        """The program and its Actor."""
+        tried = children(composing.process.pid)
+        actors = [pid for each in tried for pid in children(each)]
+        return [*tried, *actors] if actors else []
+
+    started = composing.until(processes)
+    assert list(folder.glob("pearl-trials-*/file"))
+    composing.process.terminate()
+    assert composing.wait(10.0) == 128 + signal.SIGTERM
+    assert list(folder.iterdir()) == []
+    eventually = time.monotonic() + 5.0
+    while left := [pid for pid in started if is_alive(pid)]:
+        assert time.monotonic() < eventually, f"still there: {left}"
+        time.sleep(0.02)
+
+
+def test_handlers_of_others_stay() -> None:
+    def mine(*_: object) -> None:
+        pytest.fail("no signal was sent")
+
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        with trial_folder():
+            assert signal.getsignal(signal.SIGTERM) is mine
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with trial_folder():
+            assert signal.getsignal(signal.SIGTERM) not in (mine, signal.SIG_DFL)
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -221,6 +221,16 @@ class Breaking(Counting):
         raise RuntimeError("the gearbox of this environment fell off")
 
 
+class Vanishing(Breaking):
+    """Observes NaN after `steps` steps."""
+
+    def _observation(self) -> np.ndarray:
+        return super()._observation() if self._left >= 0 else np.full(3, np.nan, np.float32)
+
+    def _break_down(self) -> None:
+        pass
+
+
 class BreakingInHost(Breaking):
     """Never breaks in an actor process."""
 
@@ -361,7 +371,7 @@ def gated_vector(num_envs: int = 1, reset: str = "NextStep") -> gym.vector.SyncV
 gym.register("GatedVector-v0", vector_entry_point=gated_vector)
 
 
-for _kind in (Counting, Chatty, Breaking, BreakingInHost, Telling, Grid, Grumbling, Switches, Gated):
+for _kind in (Counting, Chatty, Breaking, BreakingInHost, Vanishing, Telling, Grid, Grumbling, Switches, Gated):
     gym.register(f"{_kind.__name__}-v0", _kind, disable_env_checker=True)  # type: ignore[arg-type]
 
 

@@ -7,8 +7,16 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
-from composer.composing import TRIAL_STEPS, Composing, Profiled, trial_folder
+from composer.composing import (
+    TRIAL_STEPS,
+    Composing,
+    Profiled,
+    check_configurations,
+    memory_of_host,
+    trial_folder,
+)
 from composer.composition import RolloutComposition
+from composer.description import CHOOSE_OF_ROLLOUTS
 from composer.learners import refuse_learners
 from composer.on_policy.composition import refuse_replay_settings, rollout_problem
 from composer.on_policy.matrix import RolloutMatrix
@@ -62,6 +70,7 @@ class RolloutComposing(Composing):
         defaults: ProgramDefaults,
     ) -> None:
         """See `Composing.write`."""
+        check_configurations((first, learner), (AdvantagesConfig, RolloutLearnerConfig))
         self._check_length(self.problem, defaults.timesteps)
         if placement is not None and not self._has_composed(placement):
             raise PlacementError(
@@ -120,10 +129,15 @@ class RolloutComposing(Composing):
         self._checked_problem()
 
     def _refuse(self) -> None:
-        """Raise ConfigurationError for settings that only a trainer with a replay has."""
+        """Raise ConfigurationError for what only a trainer with a replay has."""
         said = self.description
         refuse_replay_settings(self.trainer_class, said.replay, self.training, said.auto, said.metric)
         refuse_learners(self.trainer_class, said.learners)
+        if said.edited is not None:
+            raise ConfigurationError(
+                f"{self.trainer_class.__name__} learns from rollouts, and set_placement (--placement) gave a placement "
+                f"of a trainer that learns from a replay: leave it out. {CHOOSE_OF_ROLLOUTS}"
+            )
 
     def _checked_problem(self, platform: Platform | None = None) -> tuple[RolloutProblem, OnPolicyTrainer]:
         """The checked problem and a trainer."""
@@ -140,6 +154,7 @@ class RolloutComposing(Composing):
             said.implementation,
             said.imported_from,
             self.say,
+            memory_of_host(platform),
         )
 
     def _composed(self, budget: Budget, *, thorough: bool = False) -> Profiled:
@@ -151,7 +166,7 @@ class RolloutComposing(Composing):
         stated = self.stated_platform()
         problem, trainer = self._checked_problem(stated)
         shape = problem.observation_space.shape
-        self.networks = functools.cache(functools.partial(extract_networks, trainer, shape))
+        self.networks = functools.partial(extract_networks, trainer, shape)
         if self.timesteps is not None:
             self._check_length(problem, self.timesteps)
         platform = self.platform = self._with_cluster(stated or self._discover(thorough=thorough))

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import gymnasium as gym
 
 from composer.codegen.program import check_written
 from composer.on_policy.problem import RolloutProblem
 from pearl.actors.environment import check_evaluation_env, probe
+from pearl.actors.observations import stored_dtype
 from pearl.algorithms.on_policy import OnPolicyTrainer, rollout_transition
 from pearl.algorithms.trainer import make_trainer
 from pearl.backends import AUTO, backends
-from pearl.errors import ConfigurationError, TrainerError
+from pearl.byte_size import readable_size
+from pearl.errors import CapacityError, ConfigurationError, TrainerError
 from pearl.spec import ActorSpec, ReplaySpec, RolloutSpec, TrainSpec, check_minibatches
 
 ROLLOUT_TRAINING = ("batch_size", "gamma")  # fields of TrainSpec that mean something without a replay
@@ -57,6 +62,21 @@ def _check_supports(trainer: OnPolicyTrainer, forced: str) -> None:
         )
 
 
+def _check_memory(horizon: object, actors: ActorSpec, observation_space: gym.Space[Any], room: int) -> None:
+    """Raise CapacityError if the observations of a rollout do not fit `room` bytes; what is no horizon passes."""
+    if not isinstance(horizon, int):
+        return
+    each = math.prod(observation_space.shape or ()) * stored_dtype(observation_space).itemsize
+    needed = 2 * horizon * actors.env_count * each
+    if needed > room:
+        raise CapacityError(
+            f"A rollout of {horizon} steps x {actors.env_count} environments with observations of "
+            f"{readable_size(each)} each needs {readable_size(needed)}, in the Actors' queues and for the Learner; "
+            f"{readable_size(room)} of memory are free. Lower horizon, num_actors or envs_per_actor, or make "
+            "observations smaller (uint8 images rather than floats)."
+        )
+
+
 def rollout_problem(
     trainer_class: type,
     settings: Mapping[str, Any],
@@ -66,13 +86,19 @@ def rollout_problem(
     implementation: str,
     imported_from: str | None,
     say: Callable[[str], None],
+    room: int,
 ) -> tuple[RolloutProblem, OnPolicyTrainer]:
-    """The checked problem and a trainer; ConfigurationError, EnvError or TrainerError say what is wrong."""
+    """The checked problem and a trainer; CapacityError, ConfigurationError, EnvError or TrainerError say what is wrong.
+
+    `room` is the memory in bytes that a program has.
+    """
     probed = probe(actors)
     observation_space, action_space = probed.observation_space, probed.action_space
     for note in probed.notes:
         say(note)
     check_evaluation_env(actors, observation_space, action_space)
+    horizon = {"horizon": getattr(trainer_class, "horizon", 0), **settings, **rollout}["horizon"]
+    _check_memory(horizon, actors, observation_space, room)  # the weights of huge observations may need all memory
     trainer = make_trainer(trainer_class, observation_space, action_space, settings=dict(settings))
     if not isinstance(trainer, OnPolicyTrainer):
         raise TrainerError(

@@ -23,7 +23,7 @@ from pearl.actors.rollout_actor import make_actor
 from pearl.actors.shared_warnings import SharedWarnings
 from pearl.actors.standalone import standalone
 from pearl.actors.waiting import end_waiting
-from pearl.errors import ActorError, QueueClosedError
+from pearl.errors import ActorError, PearlError, QueueClosedError
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
@@ -79,8 +79,9 @@ def run_actor(
                 message["span"][:] = start, time.perf_counter()
                 dcq.publish(rows)
         actor.close()
-    except BaseException:
-        report.fail(traceback.format_exc(limit=-8))
+    except BaseException as error:
+        says_all = isinstance(error, PearlError) and error.__cause__ is None
+        report.fail(str(error) if says_all else traceback.format_exc(limit=-8))
         raise SystemExit(1) from None
 
 
@@ -237,7 +238,7 @@ class ActorGroup:
 
     def _replace(self, index: int, running: _Running, cause: str, env_steps: int, *, hangs: int) -> None:
         failure = running.report.failure
-        detail = "" if failure is None else "\n" + failure.rstrip()
+        detail = "" if failure is None else ("\n" if "\n" in failure else " ") + failure.rstrip()
         name, deaths = running.process.name, self._deaths.one_more()
         if deaths >= self._most_deaths:
             raise ActorError(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import threading
 import time
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -15,6 +18,30 @@ _SAME_INTERRUPT_S = 1.0
 def stop_signals() -> tuple[signal.Signals, ...]:
     """The signals to handle; SIGHUP stays ignored under `nohup`."""
     return tuple(s for s in STOP_SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def ending_in_order() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise SystemExit inside the `with` block, which ends child processes and removes folders.
+
+    The exit code is 128 + the signal's number. Only in the main thread, and not for a signal that is ignored or has a
+    handler.
+    """
+    signals = (signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
+    handled = [number for number in signals if signal.getsignal(number) == signal.SIG_DFL]
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for each in handled:  # a further signal must not interrupt the end
+            signal.signal(each, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    for number in handled:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
 
 
 class Interruption:

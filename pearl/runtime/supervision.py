@@ -17,7 +17,7 @@ from pearl.actors.actor import ActorSetup
 from pearl.actors.process import ActorGroup
 from pearl.actors.shared_warnings import SharedWarnings
 from pearl.atomic_file import replace_file
-from pearl.errors import ActorError, ClusterError, LearnerError, PearlError, TrainerError
+from pearl.errors import ActorError, ClusterError, EnvError, LearnerError, PearlError, TrainerError
 from pearl.ipc.queues import WeightSyncQueue
 from pearl.replay.requests import ReplayRequestQueue
 from pearl.runtime.entry import run_log_file
@@ -28,6 +28,8 @@ from pearl.runtime.workers import LearnerSide
 
 if TYPE_CHECKING:
     from pearl.remote.group import RayBridge
+
+_STOPS_HERE = "The run stops here; its checkpoint can be resumed with --resume once the cause is fixed."
 
 
 class Supervisor:
@@ -139,14 +141,15 @@ class Supervisor:
         for actor in self._inline:
             try:
                 actor.run_once()
+            except EnvError as error:
+                failure: PearlError = EnvError(f"{error} {_STOPS_HERE}")
+                self.fail(failure, "actors failed")
+                return
             except PearlError:
                 raise
             except Exception as error:
                 detail = "".join(traceback.format_exception(error, limit=-8)).rstrip()
-                failure = ActorError(
-                    f"The environment {env} or the policy failed in an actor. The run stops here; its "
-                    f"checkpoint can be resumed with --resume once the cause is fixed.\n{detail}"
-                )
+                failure = ActorError(f"The environment {env} or the policy failed in an actor. {_STOPS_HERE}\n{detail}")
                 self.fail(failure, "actors failed")
                 return
 
