@@ -22,7 +22,8 @@ def storage_stays_on_host(replay: ReplaySpec) -> bool:
 class StorageRule:
     """Which of `devices` can hold the Data Storage of `replay`, with transitions of `transition_bytes`.
 
-    The host always can. An accelerator holds it in its own memory, for its own Learner only, with whole rows.
+    The host always can. An accelerator holds it in its own memory, or in the host's if it reads that, for its own
+    Learner only, with whole rows.
     """
 
     devices: Mapping[str, Device]
@@ -43,6 +44,7 @@ class StorageRule:
         if storage_stays_on_host(self.replay):
             return STAYS
         needed = self.replay.capacity * self.transition_bytes
-        if device.memory_gb is not None and needed > device.memory_gb * _BYTES_PER_GB:
+        lacks = device.memory_gb is not None and needed > device.memory_gb * _BYTES_PER_GB
+        if lacks and not backend.reads_host_memory(device):
             return f"it has {device.memory_gb:g} GB of memory, {needed / _BYTES_PER_GB:.1f} are needed"
         return None

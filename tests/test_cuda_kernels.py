@@ -28,7 +28,7 @@ from pearl.replay.reference import ReferenceReplayManager
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"
 RESOURCES = KERNELS / "cuda" / "resources.json"
 ARCHITECTURES = ("80", "90")
-LEARNER = [["-DPEARL_SLICES=8", f"-DPEARL_RULE={rule}"] for rule in range(5)]
+LEARNER = [["-DPEARL_SLICED=1", f"-DPEARL_RULE={rule}"] for rule in range(5)]
 SOURCES: list[tuple[str, list[str]]] = [
     *((stem, []) for stem in ("column_store", "control", "gae", "probe", "sum_tree_replay")),
     *(("learner", options) for options in LEARNER),

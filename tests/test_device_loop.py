@@ -13,6 +13,7 @@ from test_native_loop import (
     BATCH,
     CAPACITY,
     DISCRETE,
+    INTERVAL,
     Deterministic,
     Dueling,
     Gradual,
@@ -101,6 +102,19 @@ def test_the_loop_on_the_device_and_the_interpreted_one_agree_to_the_bit(trainer
     np.testing.assert_array_equal(published(device), published(interpreted))
 
 
+def test_uniform_draws_count_their_updates(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def uniform(_: OnDevice) -> Any:
+        return make_replay_manager(ReplaySpec(CAPACITY, "uniform"), seed=5, **place.replay)
+
+    monkeypatch.setattr(OnDevice, "make_replay", uniform)
+    device, interpreted = OnDevice(Dueling), OnDevice(Dueling, native=False)
+    for setup in (device, interpreted):
+        setup.run(20)
+    assert_same_state(device.trainer, interpreted.trainer)
+    assert_same_replay(device, interpreted)
+    assert device.replay.statistics().updates == 20 * BATCH
+
+
 def test_it_draws_what_the_cpu_draws() -> None:
     device, cpu = OnDevice(Dueling), Setup(Dueling, native=True)
     for setup in (device, cpu):
@@ -111,13 +125,41 @@ def test_it_draws_what_the_cpu_draws() -> None:
 
 
 @pytest.mark.parametrize(("trainer_class", "launches"), [(Gradual, 5), (Deterministic, 6)])
-def test_an_iteration_is_few_launches(trainer_class: type[Trainer], launches: int) -> None:
-    """One draws with the rows, one updates, the others train; Gradual clips gradients, which takes one more."""
+def test_an_iteration_is_few_launches(trainer_class: type[Trainer], launches: int, place: Place) -> None:
+    """One draws with the rows, one updates, the others train; Gradual clips gradients, which takes one more.
+
+    CUDA records iterations that it has launched before, up to the next publication: INTERVAL is 2 and 1 of them.
+    """
     setup = OnDevice(trainer_class)
-    setup.run(3)
+    setup.run(4 * INTERVAL)
     before = setup.storage.queue.launches
-    setup.run(50)
-    assert setup.storage.queue.launches - before == 50 * launches
+    setup.run(20 * INTERVAL)
+    once = 20 * (2 if place.module == "pearl._cuda" else INTERVAL * launches)
+    assert setup.storage.queue.launches - before == once
+
+
+def test_settings_that_change_between_grants_are_followed() -> None:
+    """The rates, other kernels, other launches, and what these are recorded with."""
+
+    def changed(trainer: Any, at: int) -> None:
+        for optimizer in (trainer.actor_optimizer, trainer.critic_optimizer):
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.5
+        if at == 1:
+            trainer.max_grad_norm = 0.5
+        if at == 2:
+            trainer.policy_delay = 2
+        if at == 3:
+            trainer.tau, trainer.target_noise = 0.02, 0.4
+
+    device, interpreted = OnDevice(Twin), OnDevice(Twin, native=False)
+    for at in range(5):
+        for setup in (device, interpreted):
+            changed(setup.trainer, at)
+            setup.loop.refresh()
+            setup.run(17)
+    assert_same_state(device.trainer, interpreted.trainer)
+    assert_same_replay(device, interpreted)
 
 
 def test_a_resumed_loop_goes_on_to_the_bit() -> None:

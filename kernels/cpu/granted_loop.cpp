@@ -53,14 +53,16 @@ void GrantedLoop::check_rows(const std::vector<std::size_t>& taken_bytes, const 
                        " and " + std::to_string(storage_capacity) + ".");
 }
 
-void GrantedLoop::publish() {
+const float* GrantedLoop::policy_in_one() {
   float* to = staging_.data();
   for (const Weights& piece : policy_) {
     std::memcpy(to, piece.data, piece.count * sizeof(float));
     to += piece.count;
   }
-  queues_.snapshot->write(staging_.data());
+  return staging_.data();
 }
+
+void GrantedLoop::publish(const float* policy) { queues_.snapshot->write(policy); }
 
 void GrantedLoop::restart() {
   steps_ = 0;

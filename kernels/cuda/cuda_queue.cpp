@@ -54,6 +54,7 @@ struct CudaDevice {
 namespace {
 
 constexpr unsigned kNonBlocking = 1;        // of a stream: does not wait for the default stream
+constexpr int kThisThreadOnly = 1;          // what a recording stream forbids, it forbids the thread that records
 constexpr unsigned kAttachGlobal = 1;       // of managed memory
 constexpr unsigned kPortableAndMapped = 3;  // of pinned memory
 constexpr int kMemoryType = 2, kIsManaged = 8, kOrdinal = 9;  // attributes of a pointer
@@ -65,6 +66,26 @@ class CudaKernel final : public Kernel {
   explicit CudaKernel(cuda::Function function) : function(function) {}
   const cuda::Function function;
 };
+
+class CudaRecording final : public Recording {
+ public:
+  CudaRecording(std::shared_ptr<CudaDevice> device, cuda::GraphExec graph) : graph(graph), device_(std::move(device)) {}
+  ~CudaRecording() override {
+    try {
+      const Current current(device_->context, device_->name);
+      cuda::driver().cuGraphExecDestroy(graph);
+    } catch (const DeviceError&) {  // the graph of a device that is gone is gone too
+    }
+  }
+
+  const cuda::GraphExec graph;
+
+ private:
+  const std::shared_ptr<CudaDevice> device_;
+};
+
+// Where this thread's launches go while it records: not to the queue's stream, in which other threads may launch.
+thread_local cuda::Stream recording_stream = nullptr;
 
 // Never released: the driver may be unloaded before.
 std::shared_ptr<CudaDevice> device_of(int index) {
@@ -176,7 +197,7 @@ std::vector<char> cuda_binary(const CudaCompiler& compiler, const std::string& s
 }
 
 CudaQueue::CudaQueue(int index, CudaCompiler compiler)
-    : DeviceQueue(false, kMostLanes, groups_of(index)), device_(device_of(index)), compiler_(std::move(compiler)) {
+    : DeviceQueue(false, kThreadTeam, kMostLanes, groups_of(index)), device_(device_of(index)), compiler_(std::move(compiler)) {
   const Current current(device_->context, name());
   cuda::check(cuda::driver().cuStreamCreate(&stream_, kNonBlocking), "a stream cannot be made", name());
 }
@@ -223,16 +244,52 @@ void CudaQueue::enqueue(const Kernel& kernel, const LaunchShape& shape, const Ar
   cuda::check(cuda::driver().cuLaunchKernel(static_cast<const CudaKernel&>(kernel).function,
                                             static_cast<unsigned>(shape.groups), 1, 1,
                                             static_cast<unsigned>(shape.lanes), static_cast<unsigned>(shape.rows), 1, 0,
-                                            stream_, pointers.data(), nullptr),
+                                            recording_here ? recording_stream : stream_, pointers.data(),
+                                            nullptr),
               "a kernel cannot be launched", device_->name);
 }
 
-void CudaQueue::copy(const void* from, void* to, std::size_t bytes) {
-  if (bytes == 0) return;
+std::unique_ptr<const Recording> CudaQueue::recorded(const std::function<void()>& work) {
+  const cuda::Driver& driver = cuda::driver();
+  const Current current(device_->context, device_->name);
+  cuda::Stream stream = nullptr;
+  cuda::check(driver.cuStreamCreate(&stream, kNonBlocking), "a stream cannot be made", device_->name);
+  const std::shared_ptr<cuda::StreamState> held(stream, [&](cuda::Stream made) { driver.cuStreamDestroy_v2(made); });
+  cuda::check(driver.cuStreamBeginCapture_v2(stream, kThisThreadOnly), "launches cannot be recorded", device_->name);
+  cuda::Graph graph = nullptr;
+  recording_stream = stream;
+  try {
+    work();
+  } catch (...) {
+    driver.cuStreamEndCapture(stream, &graph);
+    if (graph != nullptr) driver.cuGraphDestroy(graph);
+    throw;
+  }
+  cuda::check(driver.cuStreamEndCapture(stream, &graph), "launches cannot be recorded", device_->name);
+  cuda::GraphExec made = nullptr;
+  const cuda::Result result = driver.cuGraphInstantiateWithFlags(&made, graph, 0);
+  driver.cuGraphDestroy(graph);
+  cuda::check(result, "a graph of launches cannot be made", device_->name);
+  return std::make_unique<CudaRecording>(device_, made);
+}
+
+void CudaQueue::enqueue(const Recording& recording) {
+  const Current current(device_->context, device_->name);
+  cuda::check(cuda::driver().cuGraphLaunch(static_cast<const CudaRecording&>(recording).graph, stream_),
+              "a graph of launches", device_->name);
+}
+
+void CudaQueue::copy_async(const void* from, void* to, std::size_t bytes) {
   const Current current(device_->context, device_->name);
   cuda::check(cuda::driver().cuMemcpyAsync(reinterpret_cast<cuda::Pointer>(to), reinterpret_cast<cuda::Pointer>(from),
                                            bytes, stream_),
               "a copy", device_->name);
+}
+
+void CudaQueue::copy(const void* from, void* to, std::size_t bytes) {
+  if (bytes == 0) return;
+  copy_async(from, to, bytes);
+  const Current current(device_->context, device_->name);
   cuda::check(cuda::driver().cuStreamSynchronize(stream_), "a copy", device_->name);
 }
 

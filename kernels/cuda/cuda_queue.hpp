@@ -25,9 +25,12 @@ class CudaQueue final : public DeviceQueue {
   ~CudaQueue() override;
 
   std::string name() const override;
+  cuda::Stream stream() const { return stream_; }
   // Compiles kernels/cuda/<stem>.cu.
   std::shared_ptr<const Kernels> compile(const std::string& stem, const std::vector<std::string>& kernels,
                                          const std::vector<std::string>& options = {}) override;
+  bool records() const override { return true; }
+  void copy_async(const void* from, void* to, std::size_t bytes) override;
   void copy(const void* from, void* to, std::size_t bytes) override;
   void wait() override;
   std::shared_ptr<void> allocate(std::size_t bytes, Placement placement) override;
@@ -35,6 +38,8 @@ class CudaQueue final : public DeviceQueue {
 
  private:
   void enqueue(const Kernel& kernel, const LaunchShape& shape, const Argument* arguments, std::size_t count) override;
+  std::unique_ptr<const Recording> recorded(const std::function<void()>& work) override;  // a CUDA graph
+  void enqueue(const Recording& recording) override;
 
   std::shared_ptr<CudaDevice> device_;
   CudaCompiler compiler_;

@@ -44,6 +44,12 @@ Driver loaded() {
   PEARL_FIND(cuStreamCreate);
   PEARL_FIND(cuStreamDestroy_v2);
   PEARL_FIND(cuStreamSynchronize);
+  PEARL_FIND(cuStreamBeginCapture_v2);
+  PEARL_FIND(cuStreamEndCapture);
+  PEARL_FIND(cuGraphInstantiateWithFlags);
+  PEARL_FIND(cuGraphLaunch);
+  PEARL_FIND(cuGraphExecDestroy);
+  PEARL_FIND(cuGraphDestroy);
   PEARL_FIND(cuModuleLoadData);
   PEARL_FIND(cuModuleGetFunction);
   PEARL_FIND(cuLaunchKernel);

@@ -16,10 +16,14 @@ struct ContextState;
 struct StreamState;
 struct ModuleState;
 struct FunctionState;
+struct GraphState;
+struct GraphExecState;
 using Context = ContextState*;
 using Stream = StreamState*;
 using Module = ModuleState*;
 using Function = FunctionState*;
+using Graph = GraphState*;
+using GraphExec = GraphExecState*;
 
 enum Attribute : int {
   kMultiprocessors = 16,
@@ -44,6 +48,12 @@ struct Driver {
   Result (*cuStreamCreate)(Stream*, unsigned);
   Result (*cuStreamDestroy_v2)(Stream);
   Result (*cuStreamSynchronize)(Stream);
+  Result (*cuStreamBeginCapture_v2)(Stream, int);
+  Result (*cuStreamEndCapture)(Stream, Graph*);
+  Result (*cuGraphInstantiateWithFlags)(GraphExec*, Graph, unsigned long long);
+  Result (*cuGraphLaunch)(GraphExec, Stream);
+  Result (*cuGraphExecDestroy)(GraphExec);
+  Result (*cuGraphDestroy)(Graph);
   Result (*cuModuleLoadData)(Module*, const void*);
   Result (*cuModuleGetFunction)(Function*, Module, const char*);
   Result (*cuLaunchKernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void**,

@@ -7,7 +7,7 @@ namespace {
 
 using pearl::emulator::call;
 
-const std::string options = "-DPEARL_SLICES=" + std::to_string(PEARL_SLICES) + " -DPEARL_RULE=" + std::to_string(PEARL_RULE);
+const std::string options = "-DPEARL_SLICED=" + std::to_string(PEARL_SLICED) + " -DPEARL_RULE=" + std::to_string(PEARL_RULE);
 const pearl::emulator::Registered registered{{
     {"learner", options, "pearl_gradients", &call<pearl_gradients>},
     {"learner", options, "pearl_move_temperature", &call<pearl_move_temperature>},

@@ -14,6 +14,19 @@ class EmulatedKernel final : public Kernel {
   const emulator::Call call;
 };
 
+// Launches with copies of their arguments, as a CUDA graph has them.
+struct EmulatedRecording final : Recording {
+  struct Launch {
+    const Kernel* kernel;
+    LaunchShape shape;
+    std::vector<Argument> arguments;
+  };
+  std::vector<Launch> launches;
+};
+
+// Where this thread's launches go while it records.
+thread_local EmulatedRecording* recording = nullptr;
+
 }  // namespace
 
 std::shared_ptr<const Kernels> EmulatedQueue::compile(const std::string& stem, const std::vector<std::string>& kernels,
@@ -35,8 +48,24 @@ std::shared_ptr<const Kernels> EmulatedQueue::compile(const std::string& stem, c
 
 void EmulatedQueue::enqueue(const Kernel& kernel, const LaunchShape& shape, const Argument* arguments,
                             std::size_t count) {
+  if (recording_here) {
+    recording->launches.push_back({&kernel, shape, std::vector<Argument>(arguments, arguments + count)});
+    return;
+  }
   const std::lock_guard lock(running_);
   emulator::run(static_cast<const EmulatedKernel&>(kernel).call, shape, arguments, count, order_, seed_ + launches());
+}
+
+std::unique_ptr<const Recording> EmulatedQueue::recorded(const std::function<void()>& work) {
+  auto made = std::make_unique<EmulatedRecording>();
+  recording = made.get();
+  work();
+  return made;
+}
+
+void EmulatedQueue::enqueue(const Recording& made) {
+  for (const auto& [kernel, shape, arguments] : static_cast<const EmulatedRecording&>(made).launches)
+    enqueue(*kernel, shape, arguments.data(), arguments.size());
 }
 
 void EmulatedQueue::copy(const void* from, void* to, std::size_t bytes) {

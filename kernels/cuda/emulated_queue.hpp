@@ -9,19 +9,22 @@
 #include <vector>
 
 #include "emulator.hpp"
+#include "pearl/device/portable.hpp"
 #include "pearl/device/queue.hpp"
 
 namespace pearl::device {
 
 class EmulatedQueue final : public DeviceQueue {
  public:
-  // Blocks have at most `most_lanes` threads, which run in an order given by `order` and, if shuffled, `seed`.
+  // Blocks have at most `most_lanes` threads, whole teams of them, which run in an order given by `order` and, if shuffled, `seed`.
   EmulatedQueue(std::size_t most_lanes, emulator::Order order, std::uint64_t seed)
-      : DeviceQueue(false, most_lanes, 4), order_(order), seed_(seed) {}
+      : DeviceQueue(false, kThreadTeam, most_lanes, 4), order_(order), seed_(seed) {}
 
   std::string name() const override { return "CUDA emulator (functional only)"; }
   std::shared_ptr<const Kernels> compile(const std::string& stem, const std::vector<std::string>& kernels,
                                          const std::vector<std::string>& options = {}) override;
+  bool records() const override { return true; }
+  void copy_async(const void* from, void* to, std::size_t bytes) override { copy(from, to, bytes); }
   void copy(const void* from, void* to, std::size_t bytes) override;
   void wait() override {}
   std::shared_ptr<void> allocate(std::size_t bytes, Placement placement) override;
@@ -35,6 +38,8 @@ class EmulatedQueue final : public DeviceQueue {
   };
 
   void enqueue(const Kernel& kernel, const LaunchShape& shape, const Argument* arguments, std::size_t count) override;
+  std::unique_ptr<const Recording> recorded(const std::function<void()>& work) override;
+  void enqueue(const Recording& recording) override;
 
   emulator::Order order_;
   std::uint64_t seed_;

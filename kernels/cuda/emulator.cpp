@@ -89,8 +89,9 @@ struct Fiber {
   std::unique_ptr<char[]> stack = std::make_unique_for_overwrite<char[]>(kStackBytes);
   Here place;
   State state = State::ready;
-  unsigned mask = 0, step = 0;
+  unsigned mask = 0, from = 0;  // of a shuffle
   std::uint64_t bits = 0;
+  unsigned votes = 0;
 };
 
 struct Block {
@@ -104,6 +105,9 @@ struct Block {
 };
 
 thread_local Block* block = nullptr;
+
+// The running thread's lane in its warp.
+unsigned lane_here() { return (here->thread.y * here->threads.x + here->thread.x) % kWarp; }
 
 void yield(State state) {
   Fiber& fiber = *block->running;
@@ -119,28 +123,31 @@ void enter() {
 // Lets the warp's threads go on if all of a shuffle's mask have come to it.
 bool release_shuffle(std::size_t first) {
   const std::size_t end = std::min(first + kWarp, block->threads);
-  unsigned waiting = 0;
-  for (std::size_t t = first; t < end; ++t)
-    if (block->fibers[t]->state == State::in_shuffle) waiting |= 1u << (t - first);
-  if (waiting == 0) return false;
   bool released = false;
   for (std::size_t t = first; t < end; ++t) {
-    const Fiber& fiber = *block->fibers[t];
-    if (fiber.state != State::in_shuffle || (fiber.mask & ~waiting) != 0) continue;
-    const unsigned mask = fiber.mask;
+    if (block->fibers[t]->state != State::in_shuffle) continue;
+    // Others of the mask may still be in a shuffle of fewer threads.
+    const unsigned mask = block->fibers[t]->mask;
+    unsigned waiting = 0;
+    for (std::size_t other = first; other < end; ++other)
+      if (block->fibers[other]->state == State::in_shuffle && block->fibers[other]->mask == mask)
+        waiting |= 1u << (other - first);
+    if (waiting != mask) continue;
     std::uint64_t results[kWarp] = {};
+    unsigned votes = 0;
     for (unsigned lane = 0; lane < kWarp; ++lane) {
       if ((mask >> lane & 1u) == 0) continue;
-      const unsigned from = lane + block->fibers[first + lane]->step;
+      const unsigned from = block->fibers[first + lane]->from;
+      votes |= static_cast<unsigned>(block->fibers[first + lane]->bits & 1u) << lane;
       results[lane] = block->fibers[first + (from < kWarp && (mask >> from & 1u) != 0 ? from : lane)]->bits;
     }
     for (unsigned lane = 0; lane < kWarp; ++lane) {
       if ((mask >> lane & 1u) == 0) continue;
       Fiber& member = *block->fibers[first + lane];
       member.bits = results[lane];
+      member.votes = votes;
       member.state = State::ready;
     }
-    waiting &= ~mask;
     released = true;
   }
   return released;
@@ -193,13 +200,22 @@ void run_block(const Index& at, const device::LaunchShape& shape, Order order, s
 
 void wait_for_block() { yield(State::at_barrier); }
 
-std::uint64_t shuffle_down(unsigned mask, std::uint64_t bits, unsigned step) {
+std::uint64_t shuffle(unsigned mask, std::uint64_t bits, unsigned from) {
   Fiber& fiber = *block->running;
   fiber.mask = mask;
   fiber.bits = bits;
-  fiber.step = step;
+  fiber.from = from;
   yield(State::in_shuffle);
   return fiber.bits;
+}
+
+std::uint64_t shuffle_down(unsigned mask, std::uint64_t bits, unsigned step) {
+  return shuffle(mask, bits, lane_here() + step);
+}
+
+unsigned ballot(unsigned mask, bool wanted) {
+  shuffle(mask, wanted, lane_here());
+  return block->running->votes;
 }
 
 void run(Call kernel, const device::LaunchShape& shape, const device::Argument* arguments, std::size_t count, Order order,

@@ -6,6 +6,7 @@
 
 #define PEARL_CUDA_ON_HOST
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -38,8 +39,12 @@ extern thread_local const Here* here;
 
 // Waits for all threads of the block.
 void wait_for_block();
-// Waits for the threads of the warp in `mask`; returns what the one `step` lanes higher gave, or `bits` if there is none.
+// Waits for the threads of the warp in `mask`; returns what lane `from` gave, or `bits` if it is not among them.
+std::uint64_t shuffle(unsigned mask, std::uint64_t bits, unsigned from);
+// The same for `step` lanes higher.
 std::uint64_t shuffle_down(unsigned mask, std::uint64_t bits, unsigned step);
+// Waits as they do; returns for which lanes `wanted` holds.
+unsigned ballot(unsigned mask, bool wanted);
 
 // In which order the threads of a block run between two barriers.
 enum class Order { ascending, descending, shuffled };
@@ -123,15 +128,30 @@ struct Registered {
 
 inline void __syncthreads() { pearl::emulator::wait_for_block(); }
 
-template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned step) {
+namespace pearl::emulator {
+
+template <class T, class Exchange>
+T exchanged(T value, Exchange exchange) {
   static_assert(sizeof(T) <= sizeof(std::uint64_t));
   std::uint64_t bits = 0;
   std::memcpy(&bits, &value, sizeof value);
-  bits = pearl::emulator::shuffle_down(mask, bits, step);
+  bits = exchange(bits);
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
+
+}  // namespace pearl::emulator
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, unsigned lane) {
+  return pearl::emulator::exchanged(value, [&](auto bits) { return pearl::emulator::shuffle(mask, bits, lane); });
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned step) {
+  return pearl::emulator::exchanged(value, [&](auto bits) { return pearl::emulator::shuffle_down(mask, bits, step); });
+}
+inline unsigned __ballot_sync(unsigned mask, bool wanted) { return pearl::emulator::ballot(mask, wanted); }
+inline int __popc(unsigned bits) { return std::popcount(bits); }
 
 // All fibers of a launch run on one host thread.
 template <class T>

@@ -153,7 +153,7 @@ void FpgaLearner::prepare(std::int64_t step) {
   context.unfit = 0;
 }
 
-void FpgaLearner::launch(std::int64_t step) {
+void FpgaLearner::launch_step(std::int64_t step) {
   if (replay_ != nullptr)
     throw LearnerError("This Learner is joined to its Replay Manager, and trains on its samples alone.");
   const LearnerShape wanted = shape_for(std::max<std::size_t>(rows_, autorun_ ? shape_.rows : 0));

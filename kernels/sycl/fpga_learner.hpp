@@ -43,7 +43,7 @@ class FpgaLearner {
   void set_batch(std::size_t rows, const DeviceBatch& batch);
   DeviceBatch own_batch(std::size_t rows);
   // Starts step number `step`, from 0; finish() waits for it. Throws DeviceError where the pipeline stalls.
-  void launch(std::int64_t step);
+  void launch_step(std::int64_t step);
   LearnerMetrics finish();
   // May be repeated; throws DeviceError where stages do not stop.
   void close();

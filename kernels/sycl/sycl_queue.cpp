@@ -107,7 +107,7 @@ std::shared_mutex& WaitingForFpga::mutex() {
 }
 
 SyclQueue::SyclQueue(sycl::queue queue)
-    : DeviceQueue(queue.get_device().is_cpu(), lanes_of(queue.get_device()), groups_of(queue.get_device())),
+    : DeviceQueue(queue.get_device().is_cpu(), 1, lanes_of(queue.get_device()), groups_of(queue.get_device())),
       queue_(std::move(queue)) {
   if (!queue_.is_in_order())
     throw DeviceError("PEARL's kernels must run in order: the queue of " + name() + " must be in-order.");
@@ -143,6 +143,10 @@ std::shared_ptr<const Kernels> SyclQueue::compile_own(const std::string& source,
 std::unique_ptr<SyclQueue> SyclQueue::sibling() const {
   return std::make_unique<SyclQueue>(
       sycl::queue(queue_.get_context(), queue_.get_device(), sycl::property::queue::in_order{}));
+}
+
+void SyclQueue::copy_async(const void* from, void* to, std::size_t bytes) {
+  guard([&] { queue_.memcpy(to, from, bytes); });
 }
 
 void SyclQueue::copy(const void* from, void* to, std::size_t bytes) {

@@ -65,6 +65,7 @@ class SyclQueue final : public DeviceQueue {
     });
     return event;
   }
+  void copy_async(const void* from, void* to, std::size_t bytes) override;
   void copy(const void* from, void* to, std::size_t bytes) override;
   void wait() override;
   std::shared_ptr<void> allocate(std::size_t bytes, Placement placement) override;

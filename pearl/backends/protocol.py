@@ -348,6 +348,10 @@ class Backend:
         """How a Data Storage in the device's own memory is made; None if the host's is used."""
         return None
 
+    def reads_host_memory(self, device: Device) -> bool:
+        """Whether a Data Storage too large for the device's memory is made in the host's, where the device reads it."""
+        return False
+
     def keeps_storage(self, device: Device, *, with_learner: bool) -> bool:
         """Whether the device can keep the Data Storage, with or without the Learner on the same device."""
         return with_learner and self.storage(device) is not None

@@ -48,12 +48,19 @@ def cuda_storage(spec, capacity):
     return CudaDataStorage(spec, capacity, CUDA)
 
 
+def pinned_storage(spec, capacity):
+    from pearl.backends.cuda.storage import CudaDataStorage
+
+    return CudaDataStorage(spec, capacity, CUDA, memory="pinned")
+
+
 @pytest.fixture(
     params=[
         pytest.param(DataStorage, id="numpy"),
         pytest.param(torch_storage, id="torch"),
         pytest.param(SyclDataStorage, id="sycl", marks=pytest.mark.sycl),
         pytest.param(cuda_storage, id="cuda"),
+        pytest.param(pinned_storage, id="cuda, pinned"),
     ]
 )
 def make_storage(request):

@@ -39,12 +39,14 @@ RowBatch::RowBatch(DeviceQueue& queue, const std::vector<const void*>& columns,
   queue.copy(copies.data(), copies_.data(), copies.size() * sizeof copies[0]);
 }
 
-ColumnStore::ColumnStore(std::shared_ptr<DeviceQueue> queue, std::size_t capacity, std::vector<std::size_t> row_bytes)
+ColumnStore::ColumnStore(std::shared_ptr<DeviceQueue> queue, std::size_t capacity, std::vector<std::size_t> row_bytes,
+                         Placement placement)
     : queue_(std::move(queue)),
       capacity_(capacity),
       row_bytes_(std::move(row_bytes)),
       total_bytes_(std::accumulate(row_bytes_.begin(), row_bytes_.end(), std::size_t{0})),
-      columns_(allocated(*queue_, row_bytes_, capacity, Placement::device)),
+      placement_(placement),
+      columns_(allocated(*queue_, row_bytes_, capacity, placement)),
       kernels_(queue_->compile("column_store", {"pearl_copy_rows"})),
       insertion_(*queue_, row_bytes_.size(), Placement::pinned) {
   for (const Bytes& column : columns_) sources_.push_back(column.data());
@@ -70,6 +72,7 @@ void ColumnStore::launch(const RowCopy* copies, const std::int64_t* from_rows, s
 void ColumnStore::insert(std::size_t start, std::size_t count, const std::vector<const void*>& columns) {
   const std::lock_guard lock(mutex_);
   require_open();
+  if (placement_ == Placement::pinned) return insert_here(start, count, columns);
   const std::size_t most = std::max<std::size_t>(kStagedBytes / std::max<std::size_t>(total_bytes_, 1), 1);
   for (std::size_t done = 0; done < count; done += most) {
     const std::size_t rows = std::min(most, count - done);
@@ -79,6 +82,17 @@ void ColumnStore::insert(std::size_t start, std::size_t count, const std::vector
                   rows * row_bytes_[i]);
     launch(insertion_.data(), nullptr, (start + done) % capacity_, capacity_, rows);
     queue_->wait();
+  }
+}
+
+// To pinned memory: kernels that still read the rows that it overwrites end first.
+void ColumnStore::insert_here(std::size_t start, std::size_t count, const std::vector<const void*>& columns) {
+  queue_->wait();
+  const std::size_t first = std::min(count, capacity_ - start);
+  for (std::size_t i = 0; i < columns_.size(); ++i) {
+    const auto* const from = static_cast<const std::uint8_t*>(columns[i]);
+    std::memcpy(columns_[i].data() + start * row_bytes_[i], from, first * row_bytes_[i]);
+    std::memcpy(columns_[i].data(), from + first * row_bytes_[i], (count - first) * row_bytes_[i]);
   }
 }
 
@@ -115,13 +129,14 @@ std::shared_ptr<RowBatch> ColumnStore::gather(const std::int64_t* indices, std::
 RowBatch& ColumnStore::device_batch_locked(std::size_t count) {
   require_open();
   if (device_batch_ == nullptr || device_batch_->count() != count)
-    device_batch_ = std::make_unique<RowBatch>(*queue_, sources_, row_bytes_, count, Placement::device);
+    device_batch_ = std::make_shared<RowBatch>(*queue_, sources_, row_bytes_, count, Placement::device);
   return *device_batch_;
 }
 
-RowBatch& ColumnStore::device_batch(std::size_t count) {
+std::shared_ptr<RowBatch> ColumnStore::shared_device_batch(std::size_t count) {
   const std::lock_guard lock(mutex_);
-  return device_batch_locked(count);
+  device_batch_locked(count);
+  return device_batch_;
 }
 
 bool ColumnStore::fit_one_group(std::size_t count) const { return count * total_bytes_ <= kGroupBytes; }

@@ -27,8 +27,8 @@ struct Form {
 class Store final : public ColumnStore {
  public:
   Store(std::shared_ptr<DeviceQueue> queue, std::size_t capacity, std::vector<std::size_t> row_bytes,
-        std::vector<Form> given)
-      : ColumnStore(std::move(queue), capacity, std::move(row_bytes)), forms(std::move(given)) {}
+        std::vector<Form> given, Placement placement)
+      : ColumnStore(std::move(queue), capacity, std::move(row_bytes), placement), forms(std::move(given)) {}
   const std::vector<Form> forms;
 };
 
@@ -61,25 +61,18 @@ std::vector<const void*> rows_of(const Store& store, const std::vector<py::array
   return rows;
 }
 
-// A column of gathered rows in the device's memory, for libraries that read `__cuda_array_interface__`.
-struct DeviceColumn {
-  std::shared_ptr<RowBatch> batch;
-  std::size_t column;
-  const Form& form;
-  std::shared_ptr<ColumnStore> store;  // keeps `form`
-
-  py::dict interface() const {
-    py::dict out;
-    const auto dtype = py::reinterpret_borrow<py::dtype>(form.dtype);
+// The columns of a batch in the device's memory.
+py::list views_of(const Store& store, const std::shared_ptr<RowBatch>& batch) {
+  py::list columns;
+  for (std::size_t i = 0; i < store.forms.size(); ++i) {
+    const Form& form = store.forms[i];
     std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(batch->count())};
     shape.insert(shape.end(), form.shape.begin(), form.shape.end());
-    out["shape"] = py::tuple(py::cast(shape));
-    out["typestr"] = dtype.attr("str");
-    out["data"] = py::make_tuple(reinterpret_cast<std::uintptr_t>(batch->column(column)), false);
-    out["version"] = 3;
-    return out;
+    auto type = py::reinterpret_borrow<py::dtype>(form.dtype).attr("str").cast<std::string>();
+    columns.append(DeviceView{batch, batch->column(i), std::move(type), std::move(shape)});
   }
-};
+  return columns;
+}
 
 py::capsule owner_of(std::shared_ptr<RowBatch> batch) {
   return py::capsule(new std::shared_ptr<RowBatch>(std::move(batch)),
@@ -90,12 +83,10 @@ py::capsule owner_of(std::shared_ptr<RowBatch> batch) {
 
 void bind_column_store(py::module_& module) {
   py::class_<ColumnStore, std::shared_ptr<ColumnStore>> base(module, "Columns", py::module_local());
-  py::class_<DeviceColumn>(module, "DeviceColumn", py::module_local(), "A gathered column in the device's memory.")
-      .def_property_readonly("__cuda_array_interface__", &DeviceColumn::interface);
   py::class_<Store, ColumnStore, std::shared_ptr<Store>>(module, "ColumnStore", py::module_local(),
                                                          "The columns of a Data Storage on a queue's device.")
       .def(py::init([](const std::shared_ptr<DeviceQueue>& queue, std::size_t capacity,
-                       const std::vector<std::pair<py::dtype, std::vector<py::ssize_t>>>& columns) {
+                       const std::vector<std::pair<py::dtype, std::vector<py::ssize_t>>>& columns, bool pinned) {
              if (capacity < 1 || columns.empty())
                throw ReplayError("A Data Storage needs at least one slot and one column.");
              std::vector<std::size_t> row_bytes;
@@ -112,9 +103,10 @@ void bind_column_store(py::module_& module) {
                forms.push_back({dtype.inc_ref().ptr(), shape});
              }
              const Released released;
-             return std::make_shared<Store>(queue, capacity, std::move(row_bytes), std::move(forms));
+             return std::make_shared<Store>(queue, capacity, std::move(row_bytes), std::move(forms),
+                                            pinned ? Placement::pinned : Placement::device);
            }),
-           py::arg("queue"), py::arg("capacity"), py::arg("columns"))
+           py::arg("queue"), py::arg("capacity"), py::arg("columns"), py::arg("pinned") = false)
       .def(
           "insert",
           [](Store& store, std::size_t start, std::size_t count, const std::vector<py::array>& columns) {
@@ -155,12 +147,12 @@ void bind_column_store(py::module_& module) {
               const Released released;
               batch = store->gather(slots, count, Placement::device);
             }
-            py::list columns;
-            for (std::size_t i = 0; i < store->forms.size(); ++i)
-              columns.append(DeviceColumn{batch, i, store->forms[i], store});
-            return columns;
+            return views_of(*store, batch);
           },
           py::arg("indices").noconvert(), "The rows at the indices, in the device's memory.")
+      .def(
+          "batch_there", [](Store& store, std::size_t count) { return views_of(store, store.shared_device_batch(count)); },
+          py::arg("count"), "Where SumTree.launch_sample gathers batches of `count` rows, in the device's memory.")
       .def(
           "read",
           [](const Store& store, std::size_t column, std::size_t count) {

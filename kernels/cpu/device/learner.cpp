@@ -3,7 +3,9 @@
 #include "pearl/device/portable.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstddef>
 #include <set>
 #include <utility>
 
@@ -463,11 +465,19 @@ DeviceBatch OwnBatch::of(DeviceQueue& queue, std::size_t rows, const RowBytes& b
   return batch;
 }
 
+// So many that those of the widest layer run once, with 8 neurons each.
+static int slices_of(const LearnerModel& model) {
+  std::size_t widest = 0;
+  for (const NetworkSource& network : model.networks)
+    for (const Op& op : network.ops) widest = std::max(widest, op.width);
+  return static_cast<int>(std::clamp<std::size_t>(std::bit_ceil((widest + 7) / 8), 8, kMostSlices));
+}
+
 DeviceLearner::DeviceLearner(std::shared_ptr<DeviceQueue> queue, LearnerModel model, LearnerCut cut)
     : queue_(std::move(queue)), model_(std::move(model)), cut_(cut) {
   for (const NetworkSource& network : model_.networks) Plan{network};
   // A CPU runs a work-group's lanes as one vector; a GPU needs more lanes and more groups.
-  if (cut_.slices == 0) cut_.slices = queue_->is_cpu() ? 1 : 8;
+  if (cut_.slices == 0) cut_.slices = queue_->is_cpu() ? 1 : slices_of(model_);
   if (cut_.columns_per_tile == 0) cut_.columns_per_tile = queue_->is_cpu() ? kWholeRows : 64;
   if (cut_.slices < 1 || cut_.slices > kMostSlices || cut_.columns_per_tile < kLanes ||
       cut_.columns_per_tile % kLanes != 0)
@@ -475,11 +485,10 @@ DeviceLearner::DeviceLearner(std::shared_ptr<DeviceQueue> queue, LearnerModel mo
                        std::to_string(kLanes) + " columns; found " + std::to_string(cut_.slices) + " and " +
                        std::to_string(cut_.columns_per_tile) + ".");
   kernels_ = compile(tape::kAdam);
-  context_ = {*queue_, 1, Placement::shared};
-  device_optimizers_ = {*queue_, 3, Placement::shared};
-  totals_ = {*queue_, 4, Placement::shared};
-  scales_ = {*queue_, std::max<std::size_t>(model_.scales.size(), 1), Placement::shared};
-  std::copy(model_.scales.begin(), model_.scales.end(), scales_.data());
+  arguments_ = {*queue_, 1};
+  outcome_ = {*queue_, 1};
+  scales_ = {*queue_, std::max<std::size_t>(model_.scales.size(), 1), Placement::device};
+  queue_->copy(model_.scales.data(), scales_.data(), model_.scales.size() * sizeof(float));
 }
 
 void DeviceLearner::set(const LearnerSettings& settings) {
@@ -487,20 +496,22 @@ void DeviceLearner::set(const LearnerSettings& settings) {
                        (settings.max_grad_norm > 0) != (settings_.max_grad_norm > 0);
   settings_ = settings;
   if (rebuild) rows_ = 0;
-  context_[0].stochastic = settings.stochastic;
-  copy_settings(settings, context_[0]);
+  arguments_[0].context.stochastic = settings.stochastic;
+  copy_settings(settings, arguments_[0].context);
 }
 
 void DeviceLearner::set_optimizer(Which which, const OptimizerSettings& settings) {
   optimizers_[which] = settings;
-  device_optimizers_[which] = on_device(settings);
-  movers_[which] = compile(rule_of(settings));
+  arguments_[0].optimizers[which] = on_device(settings);
+  const std::shared_ptr<const Kernels> mover = compile(rule_of(settings));
+  build_ += mover != movers_[which];
+  movers_[which] = mover;
 }
 
 std::shared_ptr<const Kernels> DeviceLearner::compile(int rule) {
   return queue_->compile("learner",
                          {"pearl_run_tape", "pearl_gradients", "pearl_move_weights", "pearl_move_temperature"},
-                         {"-DPEARL_SLICES=" + std::to_string(cut_.slices), "-DPEARL_RULE=" + std::to_string(rule)});
+                         {"-DPEARL_SLICED=" + std::to_string(cut_.slices > 1), "-DPEARL_RULE=" + std::to_string(rule)});
 }
 
 DeviceBatch DeviceLearner::own_batch(std::size_t rows) {
@@ -509,19 +520,16 @@ DeviceBatch DeviceLearner::own_batch(std::size_t rows) {
 
 void DeviceLearner::set_batch(std::size_t rows, const DeviceBatch& batch) {
   if (rows != rows_) build(rows);
-  // A loop's batch stays where it is: writing its place again would move the memory's page to the host and back.
-  if (batch == batch_) return;
-  batch_ = batch;
-  tape::Context& context = context_[0];
+  tape::Context& context = arguments_[0].context;
   std::copy(batch.columns, batch.columns + 5, context.columns);
   context.weights = batch.weights;
   context.priorities = batch.priorities;
 }
 
 DeviceLearner::Phase DeviceLearner::upload(const Program& program) {
-  Phase phase{{*queue_, program.tape.size(), Placement::shared}, {*queue_, program.tiles.size(), Placement::shared}};
-  std::copy(program.tape.begin(), program.tape.end(), phase.tape.data());
-  std::copy(program.tiles.begin(), program.tiles.end(), phase.tiles.data());
+  Phase phase{{*queue_, program.tape.size(), Placement::device}, {*queue_, program.tiles.size(), Placement::device}};
+  queue_->copy(program.tape.data(), phase.tape.data(), program.tape.size() * sizeof program.tape[0]);
+  queue_->copy(program.tiles.data(), phase.tiles.data(), program.tiles.size() * sizeof program.tiles[0]);
   return phase;
 }
 
@@ -547,7 +555,7 @@ void DeviceLearner::build(std::size_t rows) {
   }
   phases_.clear();
   for (const Program& program : programs) phases_.push_back(upload(program));
-  tape::Context& context = context_[0];
+  tape::Context& context = arguments_[0].context;
   std::copy(model_.parameters, model_.parameters + 4, context.parameters);
   context.arena = arena_.data();
   context.rows = kept_rows_.data();
@@ -557,7 +565,7 @@ void DeviceLearner::build(std::size_t rows) {
   context.sums = sums_.data();
   context.log_alpha = model_.log_alpha;
   context.scales = scales_.data();
-  context.totals = totals_.data();
+  context.outcome = outcome_.there();
   context.arena_features = builder.features;
   context.batch = static_cast<std::int32_t>(rows);
   context.groups = static_cast<std::int32_t>(groups);
@@ -566,51 +574,69 @@ void DeviceLearner::build(std::size_t rows) {
   context.critics = static_cast<std::int32_t>(model_.networks.size()) - 1;
   rows_ = rows;
   groups_ = groups;
+  ++build_;
 }
 
-void DeviceLearner::run(const Phase& phase, bool policy, Which which, std::int64_t step, float target) {
+void DeviceLearner::prepare(std::int64_t step, std::size_t count) {
+  first_ = step;
+  Arguments& arguments = arguments_[0];
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::int64_t number = step + static_cast<std::int64_t>(i);
+    const auto [moves, target] = moves_of(settings_, number);
+    tape::StepNumbers& numbers = arguments.steps[i];
+    numbers.step = static_cast<std::uint64_t>(number);
+    const bool wanted[] = {true, model_.actor_critic && moves, model_.actor_critic && moves && has_temperature()};
+    for (int which = 0; which < 3; ++which) {
+      if (!wanted[which]) continue;
+      numbers.moves[which] = next_step(optimizers_[which], launched_[which]++);
+      numbers.moves[which].target = target;
+    }
+  }
+  arguments_.send_bytes(*queue_, offsetof(Arguments, steps) + count * sizeof arguments.steps[0]);
+}
+
+void DeviceLearner::run(const Phase& phase, Which which, std::size_t place) {
   const auto slices = static_cast<std::size_t>(cut_.slices);
-  tape::Context* context = context_.data();
+  const Arguments* const arguments = arguments_.there();
+  const tape::Context* const context = &arguments->context;
+  const tape::StepNumbers* const numbers = &arguments->steps[place];
+  const int policy = which == kActor;
   queue_->launch_rows((*kernels_)["pearl_run_tape"], groups_, slices, kLanes, context,
-                     static_cast<const Instruction*>(phase.tape.data()), static_cast<int>(phase.tape.size()),
-                     static_cast<std::uint64_t>(step));
+                     static_cast<const Instruction*>(phase.tape.data()), static_cast<int>(phase.tape.size()), numbers);
   const Tile* tiles = phase.tiles.data();
+  const std::size_t columns = cut_.slices > 1 ? static_cast<std::size_t>(cut_.columns_per_tile) / kLanes : 1;
+  const std::size_t rows = std::min<std::size_t>(columns, kMostSlices);
   if (settings_.max_grad_norm > 0)
-    queue_->launch((*kernels_)["pearl_gradients"], phase.tiles.size(), kLanes, context, tiles,
-                   static_cast<int>(policy));
-  const tape::StepArguments arguments = advance(which);
-  queue_->launch((*movers_[which])["pearl_move_weights"], phase.tiles.size(), kLanes, context, tiles,
-                static_cast<int>(phase.tiles.size()), static_cast<const tape::Optimizer*>(&device_optimizers_[which]),
-                arguments.step_size, arguments.denominator, arguments.fresh, target, static_cast<int>(policy));
+    queue_->launch_rows((*kernels_)["pearl_gradients"], phase.tiles.size(), rows, kLanes, context, tiles, policy);
+  queue_->launch_rows((*movers_[which])["pearl_move_weights"], phase.tiles.size(), rows, kLanes, context, tiles,
+                     static_cast<int>(phase.tiles.size()), &arguments->optimizers[which], numbers, policy);
 }
 
-void DeviceLearner::launch(std::int64_t step) {
-  const auto [moves, target] = moves_of(settings_, step);
-  run(phases_[0], false, kMain, step, target);
-  if (!model_.actor_critic || !moves) return;
-  run(phases_[1], true, kActor, step, target);
-  if (model_.log_alpha == nullptr || movers_[kTemperature] == nullptr) return;
-  const tape::StepArguments arguments = advance(kTemperature);
-  queue_->launch((*movers_[kTemperature])["pearl_move_temperature"], 1, kLanes, context_.data(),
-                static_cast<const tape::Optimizer*>(&device_optimizers_[kTemperature]), arguments.step_size,
-                arguments.denominator, arguments.fresh);
+void DeviceLearner::launch(std::size_t place) {
+  run(phases_[0], kMain, place);
+  if (!model_.actor_critic || !moves_of(settings_, first_ + static_cast<std::int64_t>(place)).policy) return;
+  run(phases_[1], kActor, place);
+  if (!has_temperature()) return;
+  const Arguments* const arguments = arguments_.there();
+  queue_->launch((*movers_[kTemperature])["pearl_move_temperature"], 1, kLanes, &arguments->context,
+                &arguments->optimizers[kTemperature], &arguments->steps[place]);
 }
 
 LearnerMetrics DeviceLearner::finish() {
+  outcome_.fetch(*queue_);
   queue_->wait();
-  tape::Context& context = context_[0];
-  const std::int64_t done = context.steps, launched = launched_[kMain];
+  const tape::Outcome outcome = std::exchange(outcome_[0], tape::Outcome{});
+  outcome_.send(*queue_, 0, 1);
+  const std::int64_t done = outcome.steps, launched = launched_[kMain];
   LearnerMetrics metrics;
   metrics.steps = done;
   metrics.actor_steps = launched_[kActor];
   const double count = static_cast<double>(std::max<std::int64_t>(done, 1));
-  metrics.loss = totals_[0] / count;
-  metrics.td_error = totals_[1] / count;
-  metrics.gradient_norm = totals_[2] / count;
-  metrics.actor_gradient_norm = totals_[3] / static_cast<double>(std::max<std::int64_t>(metrics.actor_steps, 1));
-  std::fill(totals_.data(), totals_.data() + 4, 0.0f);
-  context.steps = 0;
-  const bool failed = context.failure != 0;
+  metrics.loss = outcome.totals[0] / count;
+  metrics.td_error = outcome.totals[1] / count;
+  metrics.gradient_norm = outcome.totals[2] / count;
+  metrics.actor_gradient_norm = outcome.totals[3] / static_cast<double>(std::max<std::int64_t>(metrics.actor_steps, 1));
+  const bool failed = outcome.failure != 0;
   for (int which = 0; which < 3; ++which) {
     OptimizerSettings& optimizer = optimizers_[which];
     std::int64_t moved = launched_[which];
@@ -621,10 +647,9 @@ LearnerMetrics DeviceLearner::finish() {
     launched_[which] = 0;
   }
   if (!failed) return metrics;
-  context.pending = 0;
-  const int failure = std::exchange(context.failure, 0), at = context.failed_at;
-  if (failure == tape::kWrongAction)
-    throw_wrong_action(static_cast<std::size_t>(Plan(model_.networks[0]).output_width()), static_cast<std::size_t>(at));
+  if (outcome.failure == tape::kWrongAction)
+    throw_wrong_action(static_cast<std::size_t>(Plan(model_.networks[0]).output_width()),
+                       static_cast<std::size_t>(outcome.failed_at));
   throw_diverged(queue_->name());
 }
 

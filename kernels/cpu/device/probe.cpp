@@ -38,11 +38,14 @@ std::vector<double> memory_times_us(DeviceQueue& queue, std::size_t bytes, std::
   return copied_us(queue, target.data(), source.data(), bytes, repeats);
 }
 
-std::vector<double> copy_times_us(DeviceQueue& queue, std::size_t bytes, bool to_device, std::size_t repeats) {
+std::vector<double> copy_times_us(DeviceQueue& queue, std::size_t bytes, bool to_device, std::size_t repeats,
+                                  bool pinned) {
   const DeviceArray<char> there(queue, bytes, Placement::device);
-  std::vector<char> here(bytes);
-  void* const to = to_device ? there.data() : here.data();
-  const void* const from = to_device ? here.data() : there.data();
+  const DeviceArray<char> held(queue, pinned ? bytes : 0, Placement::pinned);
+  std::vector<char> pageable(pinned ? 0 : bytes);
+  char* const here = pinned ? held.data() : pageable.data();
+  void* const to = to_device ? there.data() : here;
+  const void* const from = to_device ? here : there.data();
   return copied_us(queue, to, from, bytes, repeats);
 }
 

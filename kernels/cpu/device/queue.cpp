@@ -17,6 +17,26 @@ std::size_t DeviceQueue::lanes(std::size_t count) const {
   return std::min(most_lanes_, (std::max<std::size_t>(count, 1) + kStep - 1) / kStep * kStep);
 }
 
+thread_local bool DeviceQueue::recording_here = false;
+
+std::unique_ptr<const Recording> DeviceQueue::record(const std::function<void()>& work) {
+  recording_here = true;
+  try {
+    auto made = recorded(work);
+    recording_here = false;
+    return made;
+  } catch (...) {
+    recording_here = false;
+    throw;
+  }
+}
+
+std::unique_ptr<const Recording> DeviceQueue::recorded(const std::function<void()>&) {
+  throw DeviceError("Launches on " + name() + " are not recorded.");
+}
+
+void DeviceQueue::enqueue(const Recording&) { throw DeviceError("Launches on " + name() + " are not recorded."); }
+
 void DeviceQueue::settle() {
   try {
     wait();

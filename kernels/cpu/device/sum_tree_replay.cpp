@@ -4,6 +4,7 @@
 #include <bit>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "pearl/errors.hpp"
 #include "pearl/quantise.hpp"
@@ -92,16 +93,21 @@ SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t ca
     sums_ = {*queue_, sums, Placement::device};
   }
   slots_ = {*queue_, capacity_, Placement::device};
-  progress_ = {*queue_, 1, Placement::pinned};
+  progress_ = {*queue_, 1};
+  draws_ = {*queue_, kMostAhead};
+  own_draw_ = {*queue_, 1, Placement::pinned};
   refusals_ = {*queue_, 2, Placement::pinned};
   device_memory_ = {*queue_, 1, Placement::device};
-  progress_[0].scale = kDefaultScale;
-  progress_[0].max_priority = std::bit_cast<std::uint32_t>(1.0f);
+  ReplayProgress progress{};
+  progress.scale = kDefaultScale;
+  progress.max_priority = std::bit_cast<std::uint32_t>(1.0f);
+  set_progress(progress);
   refusals_[0] = refusals_[1] = kNoRefusal;
   memory_.leaves = leaves_.data();
   memory_.sums = sums_.data();
   memory_.slots = slots_.data();
-  memory_.progress = progress_.data();
+  memory_.progress = progress_.there();
+  memory_.seen = &progress_[0];
   memory_.alpha_q28 = exponent_q28(known_.alpha);
   publish();
   kernels_ = queue_->compile("sum_tree_replay",
@@ -125,6 +131,13 @@ void SumTreeReplay::close() {
   host_batch_ = {};
   device_batch_ = {};
   staging_ = {};
+}
+
+// While no kernel runs.
+void SumTreeReplay::set_progress(const ReplayProgress& progress) {
+  progress_[0] = progress;
+  progress_.send(*queue_, 0, 1);
+  queue_->wait();
 }
 
 // Copies the kernels' view of the replay to the device.
@@ -163,18 +176,18 @@ void SumTreeReplay::insert(const std::int64_t* indices, const float* priorities,
     end_ = std::max(end_, static_cast<std::size_t>(indices[at]) + 1);
   }
   known_.counters.inserts += count;
-  const std::uint64_t before = progress_[0].filled;
+  const std::uint64_t before = seen().filled;
   queue_->launch((*kernels_)["pearl_insert"], 1, writing_lanes(positions.size()), device_memory_.data(),
                  staging_.indices.data(), priorities != nullptr ? staging_.priorities.data() : nullptr,
                  staging_.generations.data(), std::uint64_t{positions.size()},
                  std::bit_cast<std::uint32_t>(found.largest), std::uint64_t{found.infinite}, known_.counters.inserts);
   queue_->wait();
-  written_current_ = written_current_ && progress_[0].filled == before;
+  written_current_ = written_current_ && seen().filled == before;
 }
 
 // Sends the device a list of the written slots, where there are gaps between them.
 void SumTreeReplay::list_written() {
-  const bool gaps = end_ != progress_[0].filled;
+  const bool gaps = end_ != seen().filled;
   if (written_current_ || (!gaps && memory_.written == nullptr)) return;
   memory_.written = nullptr;
   if (gaps) {
@@ -195,20 +208,13 @@ void SumTreeReplay::begin_sample(std::size_t count, double beta) {
   require_open();
   check_count(count, kDevice);
   if (count < 1) throw ReplayError("batch_size must be at least 1; found 0.");
-  if (progress_[0].filled == 0) throw ReplayError("The replay is empty: insert before sampling.");
+  if (seen().filled == 0) throw ReplayError("The replay is empty: insert before sampling.");
   list_written();
 }
 
-void SumTreeReplay::count_draw(const BatchMemory& batch, std::size_t count) {
-  ++known_.call;
+Draw SumTreeReplay::next_draw(std::size_t count, double beta) {
   known_.counters.samples += count;
-  last_ = {&batch, count, static_cast<std::uint32_t>(known_.counters.inserts)};
-}
-
-void SumTreeReplay::launch_draw(const BatchMemory& batch, std::size_t count, double beta) {
-  queue_->launch((*kernels_)["pearl_sample"], 1, lanes(count), device_memory_.data(), batch.arrays(),
-                 std::uint64_t{count}, known_.call, exponent_q28(beta));
-  count_draw(batch, count);
+  return {known_.call++, exponent_q28(beta)};
 }
 
 void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices, float* weights,
@@ -216,27 +222,64 @@ void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices
   const std::lock_guard lock(mutex_);
   begin_sample(count, beta);
   if (host_batch_.room() < count) host_batch_ = {*queue_, count, Placement::pinned};
-  launch_draw(host_batch_, count, beta);
+  own_draw_[0] = next_draw(count, beta);
+  queue_->launch((*kernels_)["pearl_sample"], 1, queue_->team_lanes(count), device_memory_.data(), host_batch_.arrays(),
+                 std::uint64_t{count}, static_cast<const Draw*>(own_draw_.data()));
+  last_ = {&host_batch_, count, static_cast<std::uint32_t>(known_.counters.inserts)};
   queue_->wait();
   std::copy_n(host_batch_.indices(), count, indices);
   std::copy_n(host_batch_.weights(), count, weights);
   std::copy_n(host_batch_.generations(), count, generations);
 }
 
+void SumTreeReplay::prepare_draws(std::size_t draws, std::size_t count, double beta) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  if (std::exchange(prepared_, 0) > 0) queue_->wait();
+  prepare_draws_locked(draws, count, beta);
+}
+
+// Returns the place of the first.
+
+std::size_t SumTreeReplay::prepare_draws_locked(std::size_t draws, std::size_t count, double beta) {
+  begin_sample(count, beta);
+  if (draws > kMostAhead) throw ReplayError("At most " + std::to_string(kMostAhead) + " draws are prepared at once.");
+  if (prepared_ + draws > kMostAhead) {
+    queue_->wait();
+    prepared_ = 0;
+  }
+  if (device_batch_.count() != count) device_batch_ = {*queue_, count, Placement::device};
+  const std::size_t first = prepared_;
+  for (; prepared_ < first + draws; ++prepared_) draws_[prepared_] = next_draw(count, beta);
+  draws_.send(*queue_, first, draws);
+  last_ = {&device_batch_, count, static_cast<std::uint32_t>(known_.counters.inserts)};
+  return first;
+}
+
+const BatchMemory& SumTreeReplay::launch_draw(std::size_t place, std::size_t count, ColumnStore* store) {
+  const std::lock_guard lock(mutex_);
+  return launch_draw_locked(place, count, store);
+}
+
 const BatchMemory& SumTreeReplay::launch_sample(std::size_t count, double beta, ColumnStore* store) {
   const std::lock_guard lock(mutex_);
-  begin_sample(count, beta);
+  return launch_draw_locked(prepare_draws_locked(1, count, beta), count, store);
+}
+
+const BatchMemory& SumTreeReplay::launch_draw_locked(std::size_t place, std::size_t count, ColumnStore* store) {
+  require_open();
   if (store != nullptr && store->queue() != queue_)
     throw ReplayError("The Replay Manager and the Data Storage must share a queue, so that draws come before rows.");
-  if (device_batch_.count() != count) device_batch_ = {*queue_, count, Placement::device};
+  if (device_batch_.count() != count) throw ReplayError("A draw of " + std::to_string(count) + " items was not prepared.");
+  const Draw* const draw = draws_.there() + place;
+  const std::size_t lanes = queue_->team_lanes(count);
   if (store != nullptr && store->fit_one_group(count)) {
     const RowBatch& rows = store->device_batch(count);
-    queue_->launch((*kernels_)["pearl_sample_rows"], 1, lanes(count), device_memory_.data(), device_batch_.arrays(),
-                   std::uint64_t{count}, known_.call, exponent_q28(beta), rows.copies(),
-                   static_cast<std::uint32_t>(store->row_bytes().size()));
-    count_draw(device_batch_, count);
+    queue_->launch((*kernels_)["pearl_sample_rows"], 1, lanes, device_memory_.data(), device_batch_.arrays(),
+                   std::uint64_t{count}, draw, rows.copies(), static_cast<std::uint32_t>(store->row_bytes().size()));
   } else {
-    launch_draw(device_batch_, count, beta);
+    queue_->launch((*kernels_)["pearl_sample"], 1, lanes, device_memory_.data(), device_batch_.arrays(),
+                   std::uint64_t{count}, draw);
     if (store != nullptr) store->launch_gather(device_batch_.indices(), count);
   }
   return device_batch_;
@@ -253,7 +296,7 @@ std::size_t SumTreeReplay::update(const std::int64_t* indices, const float* prio
   require_open();
   check_count(count, kDevice);
   if (!prioritized_) {
-    progress_[0].updates += count;
+    known_.counters.updates += count;
     return count;
   }
   if (count == 0) return 0;
@@ -272,7 +315,7 @@ std::size_t SumTreeReplay::update(const std::int64_t* indices, const float* prio
     check_priorities(priorities, count);
     throw_unwritten(indices[refusal.slot], refusal.slot);
   }
-  return progress_[0].applied;
+  return seen().applied;
 }
 
 void SumTreeReplay::launch_update(const std::int64_t* indices, const float* priorities,
@@ -280,18 +323,21 @@ void SumTreeReplay::launch_update(const std::int64_t* indices, const float* prio
   const std::lock_guard lock(mutex_);
   require_open();
   check_count(count, kDevice);
-  if (!prioritized_) {
-    progress_[0].updates += count;
-    return;
-  }
+  if (!prioritized_) return;
   queue_->launch((*kernels_)["pearl_update"], 1, writing_lanes(count), device_memory_.data(), indices, priorities, generations,
                  std::uint64_t{count}, refusals_.data() + 1);
+}
+
+void SumTreeReplay::count_updates(std::size_t count) {
+  const std::lock_guard lock(mutex_);
+  if (!prioritized_) known_.counters.updates += count;  // else the kernels count
 }
 
 void SumTreeReplay::check() {
   const std::lock_guard lock(mutex_);
   require_open();
   queue_->wait();
+  prepared_ = 0;
   const UpdateRefusal refusal = refusals_[1];
   refusals_[1] = kNoRefusal;
   const auto position = [](std::uint32_t at) { return "at position " + std::to_string(at) + " of a batch on the device"; };
@@ -313,14 +359,14 @@ void SumTreeReplay::retrieve(const std::int64_t* indices, float* priorities, std
   if (count == 0) return;
   stage(count);
   std::copy_n(indices, count, staging_.indices.data());
-  queue_->launch((*kernels_)["pearl_retrieve"], 1, lanes(count), device_memory_.data(), staging_.indices.data(),
+  queue_->launch((*kernels_)["pearl_retrieve"], 1, queue_->lanes(count), device_memory_.data(), staging_.indices.data(),
                  staging_.priorities.data(), std::uint64_t{count});
   queue_->wait();
   std::copy_n(staging_.priorities.data(), count, priorities);
 }
 
 void SumTreeReplay::sum_all() {
-  queue_->launch((*kernels_)["pearl_sum_all"], 1, lanes(capacity_), device_memory_.data());
+  queue_->launch((*kernels_)["pearl_sum_all"], 1, queue_->team_lanes(capacity_), device_memory_.data());
   queue_->wait();
 }
 
@@ -337,22 +383,24 @@ void SumTreeReplay::set_alpha(double alpha) {
   std::vector<float> priorities(end_);
   std::transform(slots.begin(), slots.end(), priorities.begin(),
                  [](const ReplaySlot& slot) { return std::bit_cast<float>(slot.priority); });
-  progress_[0].scale = highest_scale(replay_kernels().scan(priorities.data(), end_).largest, memory_.alpha_q28);
-  if (progress_[0].scale < kDefaultScale) ++progress_[0].rescales;
+  ReplayProgress progress = seen();
+  progress.scale = highest_scale(replay_kernels().scan(priorities.data(), end_).largest, memory_.alpha_q28);
+  if (progress.scale < kDefaultScale) ++progress.rescales;
   std::vector<std::uint32_t> leaves(end_);
-  replay_kernels().quantise(priorities.data(), end_, memory_.alpha_q28, progress_[0].scale, leaves.data());
-  progress_[0].large = sum_of_large(leaves.data(), end_);
+  replay_kernels().quantise(priorities.data(), end_, memory_.alpha_q28, progress.scale, leaves.data());
+  progress.large = sum_of_large(leaves.data(), end_);
+  set_progress(progress);
   queue_->copy(leaves.data(), leaves_.data(), end_ * sizeof leaves[0]);
   sum_all();
 }
 
 ReplayState SumTreeReplay::state_locked() const {
   queue_->wait();
-  const ReplayProgress& progress = progress_[0];
+  const ReplayProgress& progress = seen();
   ReplayState state = known_;
   state.scale = progress.scale;
   state.max_priority = std::bit_cast<float>(progress.max_priority);
-  state.counters.updates = progress.updates;
+  if (prioritized_) state.counters.updates = progress.updates;
   state.counters.stale = progress.stale;
   state.counters.saturated = progress.saturated;
   state.counters.rescales = progress.rescales;
@@ -435,7 +483,7 @@ void SumTreeReplay::load(const ReplayState& state, const float* priorities, cons
     ++progress.filled;
     end_ = i + 1;
   }
-  progress_[0] = progress;
+  set_progress(progress);
   memory_.seed = state.seed;
   memory_.alpha_q28 = exponent_q28(known_.alpha);
   publish();

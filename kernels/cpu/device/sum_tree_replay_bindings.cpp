@@ -1,8 +1,13 @@
 #include "pearl/device/bindings.hpp"
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
+
+#include <pybind11/stl.h>
 
 #include "pearl/device/queue.hpp"
 #include "pearl/replay_autorun.hpp"
@@ -12,10 +17,58 @@
 namespace pearl::device {
 namespace {
 
+using bindings::Array;
+using bindings::Released;
+using bindings::rows;
+
 const BatchMemory& launched(const SumTreeReplay& tree) {
   const BatchMemory* batch = tree.device_batch();
   if (batch == nullptr) throw ReplayError("Nothing was drawn on the device: call launch_sample first.");
   return *batch;
+}
+
+std::vector<double> times_us(SumTreeReplay& tree, std::size_t count, const std::optional<Array<float>>& priorities,
+                             std::size_t launches, std::size_t repeats) {
+  if (priorities) {
+    rows(*priorities, "priorities", static_cast<py::ssize_t>(count));
+    if (!tree.queue()->reaches(priorities->data()))
+      throw ReplayError("priorities must lie in memory that the device shares: use Queue.shared_floats.");
+  }
+  const float* const values = priorities ? priorities->data() : nullptr;
+  const Released released;
+  DeviceQueue& queue = *tree.queue();
+  const auto launch = [&] {
+    for (std::size_t place = 0; place < launches; ++place) {
+      if (values == nullptr) {
+        tree.launch_draw(place, count);
+      } else {
+        const BatchMemory& batch = *tree.device_batch();
+        tree.launch_update(batch.indices(), values, batch.generations(), count);
+      }
+    }
+  };
+  const auto prepare = [&] {
+    tree.check();
+    tree.prepare_draws(launches, count, 0.4);
+    tree.launch_draw(0, count);
+    queue.wait();
+  };
+  prepare();
+  const std::unique_ptr<const Recording> recording = queue.records() ? queue.record(launch) : nullptr;
+  std::vector<double> times;
+  for (std::size_t run = 0; run <= repeats; ++run) {
+    prepare();
+    const auto begin = std::chrono::steady_clock::now();
+    if (recording != nullptr)
+      queue.launch(*recording);
+    else
+      launch();
+    queue.wait();
+    const std::chrono::duration<double, std::micro> taken = std::chrono::steady_clock::now() - begin;
+    if (run > 0) times.push_back(taken.count() / static_cast<double>(launches));  // the first warms up
+  }
+  tree.check();
+  return times;
 }
 
 }  // namespace
@@ -56,9 +109,32 @@ void bind_sum_tree_replay(py::module_& module) {
               throw ReplayError("priorities must lie in memory that the device shares: use Queue.shared_floats.");
             const Released released;
             tree.launch_update(batch.indices(), values, batch.generations(), batch.count());
+            tree.count_updates(batch.count());
           },
           py::arg("priorities").noconvert(),
           "Launch an update of the batch of launch_sample, without waiting; `priorities` (n,) of Queue.shared_floats.")
+      .def(
+          "launch_update_there",
+          [](Tree& tree, const DeviceView& priorities) {
+            const BatchMemory& batch = launched(tree);
+            if (priorities.type != "<f4" || priorities.shape != std::vector<py::ssize_t>{static_cast<py::ssize_t>(batch.count())})
+              throw ReplayError("priorities must be " + std::to_string(batch.count()) + " numbers of Queue.device_floats.");
+            const Released released;
+            tree.launch_update(batch.indices(), static_cast<const float*>(priorities.data), batch.generations(), batch.count());
+            tree.count_updates(batch.count());
+          },
+          py::arg("priorities"), "The same with `priorities` (n,) of Queue.device_floats.")
+      .def(
+          "weights_there",
+          [](Tree& tree) {
+            const BatchMemory& batch = launched(tree);
+            return DeviceView{batch.memory_of_weights(), batch.weights(), "<f4", {static_cast<py::ssize_t>(batch.count())}};
+          },
+          "The importance weights of launch_sample's batches, in the device's memory.")
+      .def("times_us", &times_us, py::arg("batch_size"), py::arg("priorities").noconvert(), py::arg("launches"),
+           py::arg("repeats"),
+           "Microseconds of a draw or, with `priorities` of Queue.shared_floats, of an update, in each of `repeats` runs of "
+           "`launches`: as loops launch them, recorded where the device does so.")
       .def(
           "read_batch",
           [](Tree& tree) {

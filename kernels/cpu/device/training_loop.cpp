@@ -1,16 +1,12 @@
 #include "pearl/device/training_loop.hpp"
 
+#include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "pearl/errors.hpp"
 
 namespace pearl::device {
-namespace {
-
-constexpr std::int64_t kAhead = 64;  // the most iterations enqueued at once
-
-}  // namespace
-
 DeviceLoop::DeviceLoop(std::shared_ptr<SumTreeReplay> replay, std::shared_ptr<ColumnStore> storage,
                        DeviceLearner& learner, std::size_t batch_size, const Queues& queues,
                        std::vector<Weights> policy, std::size_t interval, std::int64_t* steps)
@@ -26,6 +22,7 @@ DeviceLoop::DeviceLoop(std::shared_ptr<SumTreeReplay> replay, std::shared_ptr<Co
     throw LearnerError("Replay Manager, Data Storage and Learner must work on the same queue of one device.");
   const std::size_t rows = (batch_size + tape::kLanes - 1) / tape::kLanes * tape::kLanes;
   priorities_ = {learner.queue(), rows, Placement::device};
+  policy_ = {learner.queue(), policy_size(), Placement::pinned};
   restart();
 }
 
@@ -34,28 +31,49 @@ void DeviceLoop::lap(double Seconds::* part) {
   watch_.lap(part);
 }
 
-void DeviceLoop::launch_iteration(double beta, std::int64_t step) {
-  double Seconds::* const sample = times_parts_ ? &Seconds::sample : &Seconds::train;
-  double Seconds::* const update = times_parts_ ? &Seconds::update : &Seconds::train;
-  window_.enter_sampling();
-  try {
-    sample_ = &replay_->launch_sample(batch_size_, beta, storage_.get());
-  } catch (...) {
-    window_.leave_sampling();
-    throw;
-  }
-  window_.leave_sampling();
-  lap(sample);
+void DeviceLoop::prepare(std::size_t count, double beta) {
+  replay_->prepare_draws(count, batch_size_, beta);
+  sample_ = replay_->device_batch();
   RowBatch& rows = storage_->device_batch(batch_size_);
   DeviceBatch batch;
   for (std::size_t i = 0; i < 5; ++i) batch.columns[i] = rows.column(i);
   batch.weights = sample_->weights();
   batch.priorities = priorities_.data();
   learner_.set_batch(batch_size_, batch);
-  learner_.launch(step);
+  learner_.prepare(*steps_, count);
+}
+
+void DeviceLoop::launch_iteration(std::size_t place) {
+  double Seconds::* const sample = times_parts_ ? &Seconds::sample : &Seconds::train;
+  double Seconds::* const update = times_parts_ ? &Seconds::update : &Seconds::train;
+  replay_->launch_draw(place, batch_size_, storage_.get());
+  lap(sample);
+  learner_.launch(place);
   lap(&Seconds::train);
   replay_->launch_update(sample_->indices(), priorities_.data(), sample_->generations(), batch_size_);
   lap(update);
+}
+
+// The prepared iterations; those that were launched before, as recorded.
+void DeviceLoop::launch_iterations(std::size_t count) {
+  const auto launch = [&] {
+    for (std::size_t place = 0; place < count; ++place) launch_iteration(place);
+  };
+  DeviceQueue& queue = learner_.queue();
+  if (times_parts_ || !queue.records()) return launch();
+  const DeviceLearner::Kind kind = learner_.kind();
+  const Places places{kind.build, sample_->arrays(), storage_->device_batch(batch_size_).copies()};
+  if (places != std::exchange(places_, places)) recorded_.clear();
+  const auto known = std::find_if(recorded_.begin(), recorded_.end(), [&](const Recorded& recorded) {
+    return recorded.iterations == count && recorded.kind == kind;
+  });
+  if (known == recorded_.end()) {
+    launch();  // also makes what launches need
+    recorded_.push_back({count, kind, nullptr});
+    return;
+  }
+  if (known->launches == nullptr) known->launches = queue.record(launch);
+  queue.launch(*known->launches);
 }
 
 LearnerMetrics DeviceLoop::finish() {
@@ -70,33 +88,55 @@ LearnerMetrics DeviceLoop::finish() {
     throw;
   }
   *steps_ += metrics.steps;
+  replay_->count_updates(static_cast<std::size_t>(metrics.steps) * batch_size_);
   replay_->check();
   return metrics;
 }
 
 GrantedLoop::Progress DeviceLoop::run_iterations(std::int64_t iterations, double beta) {
   Progress done;
-  std::int64_t enqueued = 0;
   watch_.begin();
-  const auto settle = [&] {
-    const LearnerMetrics metrics = finish();
-    done.td_error += metrics.td_error * static_cast<double>(metrics.steps);
-    enqueued = 0;
-    lap(&Seconds::train);
-  };
   while (wants_more(done.iterations, iterations)) {
-    launch_iteration(beta, *steps_ + enqueued);
-    ++done.iterations;
-    ++enqueued;
-    const bool publishes = counts_to_publish();
-    if (publishes || enqueued == kAhead) settle();
-    if (publishes) {
-      publish();
-      lap(&Seconds::publish);
+    // Powers of two: grants of any length need few recordings.
+    const auto left = static_cast<std::size_t>(iterations - done.iterations);
+    const std::size_t count = std::bit_floor(std::min({left, until_publishing(), kMostAhead}));
+    window_.enter_sampling();
+    try {
+      prepare(count, beta);
+      launch_iterations(count);
+    } catch (...) {
+      window_.leave_sampling();
+      throw;
     }
+    window_.leave_sampling();
+    const bool fetches = until_publishing() == count && !learner_.queue().is_cpu();
+    if (fetches) fetch_policy();
+    const LearnerMetrics metrics = finish();
+    lap(&Seconds::train);
+    done.td_error += metrics.td_error * static_cast<double>(metrics.steps);
+    done.iterations += static_cast<std::int64_t>(count);
+    if (!counts_to_publish(count)) continue;
+    publish(fetches ? policy_.data() : policy_in_one());
+    lap(&Seconds::publish);
   }
-  if (enqueued > 0) settle();
   return done;
+}
+
+const float* DeviceLoop::policy_in_one() {
+  if (learner_.queue().is_cpu()) return GrantedLoop::policy_in_one();
+  fetch_policy();
+  learner_.queue().wait();
+  return policy_.data();
+}
+
+// Copies the policy from where it is, until the queue is waited for: memory that the host reads itself would move there,
+// and back.
+void DeviceLoop::fetch_policy() {
+  float* to = policy_.data();
+  for (const Weights& piece : policy()) {
+    learner_.queue().copy_async(piece.data, to, piece.count * sizeof(float));
+    to += piece.count;
+  }
 }
 
 void DeviceLoop::last_draw(std::int64_t* indices, float* weights) const {

@@ -128,9 +128,16 @@ class GrantedLoop {
   bool wants_more(std::int64_t done, std::int64_t iterations) const {
     return done < iterations && !queues_.grants->closed();
   }
-  // Counts one step; true if the policy must be published after it.
-  bool counts_to_publish() { return ++steps_ % interval_ == 0; }
-  void publish();
+  // Steps until the policy must be published.
+  std::uint64_t until_publishing() const { return interval_ - steps_ % interval_; }
+  // Counts steps; true if the policy must be published after them.
+  bool counts_to_publish(std::uint64_t steps = 1) { return (steps_ += steps) % interval_ == 0; }
+  void publish() { publish(policy_in_one()); }
+  void publish(const float* policy);
+  const std::vector<Weights>& policy() const { return policy_; }
+  std::size_t policy_size() const { return staging_.size(); }
+  // The arrays of the policy one after another, in the host's memory, until the next call.
+  virtual const float* policy_in_one();
 
   InsertionWindow window_;
   Seconds seconds_;

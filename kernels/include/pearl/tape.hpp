@@ -79,11 +79,18 @@ struct Optimizer {
   float* max_second;               // AMSGrad
 };
 
-// What changes from step to step.
+// What changes from step to step of one optimizer.
 struct StepArguments {
   float step_size, denominator;  // Adam: lr / (1 - beta1^t), sqrt(1 - beta2^t)
   float fresh;                   // SGD: 1 if the momentum starts as the gradient
   float target;                  // how far the targets move: 0 to 1
+};
+
+// One training step, worked out by the host before it is launched. Kernels read it from memory, so that a recorded launch
+// serves for every step.
+struct StepNumbers {
+  std::uint64_t step;      // its number, for noise
+  StepArguments moves[3];  // of DQN or the critics, the actor, and the temperature
 };
 
 enum Failure : std::int32_t { kDiverged = 1, kWrongAction = 2 };
@@ -95,7 +102,16 @@ struct Sums {
   float loss, td_error, policy_loss, entropy_gap;
 };
 
-// The kernels' constant arguments, in memory shared by host and device.
+// What the kernels tell the host, which clears it.
+struct Outcome {
+  float totals[4];         // loss, |TD error|, gradients' norm and actor gradients' norm, added up over steps
+  std::int32_t failure;
+  std::int32_t failed_at;  // transition
+  std::int32_t pending;    // a failure that the next kernel takes over: all of a work-group must see the same one
+  std::int32_t steps;      // done
+};
+
+// The kernels' constant arguments.
 struct Context {
   float* parameters[4];
   const void* columns[5];  // obs, action, reward, next_obs, discount
@@ -108,14 +124,10 @@ struct Context {
   Sums* sums;           // of each work-group
   float* log_alpha;     // SAC
   const float* scales;  // centers and half ranges: of observations, then of actions
-  float* totals;        // loss, |TD error|, gradients' norm and actor gradients' norm, added up over steps
+  Outcome* outcome;
   std::uint64_t noise_seed;
   std::int64_t arena_features;
   std::int32_t batch, groups, observation_size, action_size;
-  std::int32_t failure;
-  std::int32_t failed_at;  // transition
-  std::int32_t pending;    // a failure that the next kernel takes over: all of a work-group must see the same one
-  std::int32_t steps;      // done since the host last read it
   std::int32_t critics, stochastic;
   float saturation_penalty, target_noise, noise_clip, log_std_low, log_std_high, target_entropy, max_grad_norm;
 };

@@ -133,6 +133,10 @@ class CudaBackend(Backend):
         """Columns in the GPU's memory."""
         return Factory("pearl.backends.cuda.storage", "CudaDataStorage")
 
+    def reads_host_memory(self, device: Device) -> bool:
+        """Pinned memory, without a copy."""
+        return True
+
     def advantages(self, device: Device) -> Factory:
         """The scan on the GPU."""
         return Factory("pearl.backends.cuda.gae", "CudaGae", {"device": self.device_string(device)})

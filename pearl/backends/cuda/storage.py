@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,11 +13,16 @@ from numpy.typing import ArrayLike
 from pearl.backends.cuda.device import EMULATOR, cuda_name
 from pearl.backends.cuda.runtime import open_cuda
 from pearl.backends.on_device.storage import DataStorageOnDevice
-from pearl.errors import ReplayError
+from pearl.byte_size import readable_size
+from pearl.errors import ConfigurationError, ReplayError
 from pearl.lazy_torch import torch
 from pearl.replay.memory import check_fits, free_memory
 from pearl.replay.storage import StorageOnDevice, matching_rows
 from pearl.spec import FieldSpec, TransitionSpec
+
+logger = logging.getLogger("pearl.cuda")
+
+_SHARE = 0.9  # of the device's free memory that a Data Storage may take: the Learner needs some, too
 
 Rows = Mapping[str, "np.ndarray | torch.Tensor"]
 
@@ -24,15 +30,32 @@ Rows = Mapping[str, "np.ndarray | torch.Tensor"]
 class CudaDataStorage(DataStorageOnDevice):
     """Ring of `capacity` transitions on the CUDA device `device`; the same interface as DataStorage.
 
-    `gather` returns tensors on the device, which no later call changes. Raises CapacityError if the memory that is free
-    does not suffice, DeviceError if the device cannot be used.
+    `memory` is "device", or "pinned": memory of the host, where the GPU reads the rows that are gathered (zero copy).
+    "auto" takes the device's if it suffices. `gather` returns tensors on the device, which no later call changes.
+    Raises CapacityError if the memory that is free does not suffice, DeviceError if the device cannot be used.
     """
 
-    def __init__(self, spec: TransitionSpec, capacity: int, device: str = "cuda:0") -> None:
+    def __init__(
+        self,
+        spec: TransitionSpec,
+        capacity: int,
+        device: str = "cuda:0",
+        *,
+        memory: Literal["auto", "device", "pinned"] = "auto",
+    ) -> None:
+        if memory not in ("auto", "device", "pinned"):
+            raise ConfigurationError(f'memory must be "auto", "device" or "pinned"; found {memory!r}.')
         self.device = cuda_name(device)
         self._place = torch.device("cpu" if self.device == EMULATOR else self.device)
-        check_fits(capacity, spec.nbytes, _device_free(self._place))
-        super().__init__(spec, capacity, open_cuda(self.device))
+        needed, free = capacity * spec.nbytes, _device_free(self._place)
+        self.memory = memory if memory != "auto" else "device" if needed <= free * _SHARE else "pinned"
+        if memory == "auto" and self.memory == "pinned":
+            logger.warning(
+                "The Data Storage, %s, is kept in the host's memory, where %s reads it: %s are free on the device.",
+                *(readable_size(needed), self.device, readable_size(free)),
+            )
+        check_fits(capacity, spec.nbytes, free if self.memory == "device" else free_memory())
+        super().__init__(spec, capacity, open_cuda(self.device), pinned=self.memory == "pinned")
 
     def gather(self, indices: ArrayLike, out: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Copy the rows at `indices` `(n,)` out, into the caller's tensors or arrays `(n, *shape)` if given.

@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 
 
 class DataStorageOnDevice(StorageOnDevice):
-    """Ring of `capacity` transitions on the queue of a device. Inserts and gathers in one launch each."""
+    """Ring of `capacity` transitions on the queue of a device. Inserts and gathers in one launch each.
 
-    def __init__(self, spec: TransitionSpec, capacity: int, device: OpenDevice) -> None:
+    If `pinned`, the columns lie in the host's memory, where the device reads the rows that are gathered.
+    """
+
+    def __init__(self, spec: TransitionSpec, capacity: int, device: OpenDevice, *, pinned: bool = False) -> None:
         super().__init__(spec, capacity)
         self.queue = device.queue
         self._names = tuple(field.name for field in spec.fields)
         columns = [(np.dtype(field.dtype), field.shape) for field in spec.fields]
-        self._store: _device.ColumnStore = device.module.ColumnStore(self.queue, capacity, columns)
+        self._store: _device.ColumnStore = device.module.ColumnStore(self.queue, capacity, columns, pinned)
 
     @property
     def columns(self) -> Mapping[str, np.ndarray]:

@@ -5,13 +5,24 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "pearl/python_arrays.hpp"
 
 namespace pearl::device {
 
-// The base class of a module's queues.
+// An array in memory that the device reaches, for libraries that read `__cuda_array_interface__`.
+struct DeviceView {
+  std::shared_ptr<const void> owner;
+  const void* data;
+  std::string type;  // as NumPy writes it
+  std::vector<py::ssize_t> shape;
+};
+
+// The base class of a module's queues, and DeviceView.
 void bind_device_queue(pybind11::module_& module);
 void bind_column_store(pybind11::module_& module);
 void bind_gae(pybind11::module_& module);

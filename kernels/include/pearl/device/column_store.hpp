@@ -1,4 +1,5 @@
-// The Data Storage on a parallel device: one array in its memory for each column, copied to and from in one launch.
+// The Data Storage on a parallel device: one array for each column, copied to and from in one launch. The arrays lie in the
+// device's memory, or pinned in the host's, from where kernels read the rows that are drawn.
 #pragma once
 
 #include <cstddef>
@@ -38,10 +39,11 @@ class RowBatch {
 // in-order.
 class ColumnStore {
  public:
-  ColumnStore(std::shared_ptr<DeviceQueue> queue, std::size_t capacity, std::vector<std::size_t> row_bytes);
+  ColumnStore(std::shared_ptr<DeviceQueue> queue, std::size_t capacity, std::vector<std::size_t> row_bytes,
+              Placement placement = Placement::device);
 
   // Copies the first `count` rows of each array to rows start, start + 1, ... of a ring, in one launch unless there are
-  // very many.
+  // very many; without a launch to pinned memory, while no loop on the device may draw.
   void insert(std::size_t start, std::size_t count, const std::vector<const void*>& columns);
   // The rows at `indices`, in pinned or device memory that is not reused while the caller holds it. The caller has
   // checked `indices`, which lie in host memory.
@@ -52,13 +54,14 @@ class ColumnStore {
   void close();
 
   // For loops on the device: a batch in its memory, kept until another count is requested.
-  RowBatch& device_batch(std::size_t count);
+  RowBatch& device_batch(std::size_t count) { return *shared_device_batch(count); }
+  std::shared_ptr<RowBatch> shared_device_batch(std::size_t count);
   // Whether one work-group should copy that many rows.
   bool fit_one_group(std::size_t count) const;
   // Gathers the rows at `indices`, which lie in device memory, into device_batch(count).
   void launch_gather(const std::int64_t* indices, std::size_t count);
 
-  // A column in device memory. Throws ReplayError after close().
+  // A column in memory that kernels reach. Throws ReplayError after close().
   void* column(std::size_t i) const;
   const std::vector<std::size_t>& row_bytes() const { return row_bytes_; }
   std::size_t capacity() const { return capacity_; }
@@ -66,6 +69,7 @@ class ColumnStore {
 
  private:
   void require_open() const;
+  void insert_here(std::size_t start, std::size_t count, const std::vector<const void*>& columns);
   void stage(std::size_t rows);
   RowBatch& device_batch_locked(std::size_t count);
   void launch(const RowCopy* copies, const std::int64_t* from_rows, std::size_t to_first, std::size_t to_rows,
@@ -75,6 +79,7 @@ class ColumnStore {
   const std::size_t capacity_;
   const std::vector<std::size_t> row_bytes_;
   const std::size_t total_bytes_;  // of one row of all columns
+  const Placement placement_;
   mutable std::mutex mutex_;
   std::vector<Bytes> columns_;
   std::vector<const void*> sources_;
@@ -84,7 +89,7 @@ class ColumnStore {
   DeviceArray<RowCopy> insertion_;
   DeviceArray<std::int64_t> indices_;
   std::vector<std::shared_ptr<RowBatch>> batches_;  // of gather(); callers may hold some
-  std::unique_ptr<RowBatch> device_batch_;
+  std::shared_ptr<RowBatch> device_batch_;
 };
 
 }  // namespace pearl::device

@@ -15,6 +15,8 @@
 
 namespace pearl::device {
 
+inline constexpr bool kLanesAreThreads = false;  // parts of vectors, which CPUs have
+
 // This work-item's place in its work-group, and its work-group's among all.
 struct Place {
   sycl::group<2> work_group;
@@ -59,6 +61,7 @@ using Atomic = sycl::atomic_ref<T, sycl::memory_order::relaxed, sycl::memory_sco
 
 namespace pearl::device {
 
+inline constexpr bool kLanesAreThreads = true;
 inline constexpr unsigned kWarp = 32;
 
 struct Place {

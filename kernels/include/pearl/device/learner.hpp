@@ -46,8 +46,8 @@ struct LearnerSettings {
   std::uint64_t noise_seed = 0;
 };
 
-// How a step is divided: PEARL_SLICES of the kernels, and the columns of a matrix that a work-group moves, a multiple
-// of tape::kLanes. 0: chosen for the device.
+// How a step is divided: rows of lanes that share the neurons of a layer, and the columns of a matrix that a work-group
+// moves, a multiple of tape::kLanes. 0: chosen for the device.
 struct LearnerCut {
   int slices = 0, columns_per_tile = 0;
 };
@@ -97,8 +97,6 @@ struct DeviceBatch {
   const void* columns[5] = {};
   const float* weights = nullptr;
   float* priorities = nullptr;
-
-  bool operator==(const DeviceBatch&) const = default;
 };
 
 // Memory for a batch from the host. Its addresses change only with the number of rows.
@@ -131,8 +129,22 @@ class DeviceLearner {
   void set_batch(std::size_t rows, const DeviceBatch& batch);
   DeviceBatch own_batch(std::size_t rows);
 
-  // Enqueues step number `step`, from 0. Returns at once.
-  void launch(std::int64_t step);
+  // Works out the steps from number `step`, from 0, on, at most kMostAhead; while none is enqueued.
+  void prepare(std::int64_t step, std::size_t count);
+  // Enqueues one of these, from 0. Returns at once.
+  void launch(std::size_t place);
+  // Enqueues step number `step` alone.
+  void launch_step(std::int64_t step) {
+    prepare(step, 1);
+    launch(0);
+  }
+  // Which launches prepared steps consist of: recorded ones do for other steps of the same kind.
+  struct Kind {
+    std::uint64_t build;        // changes with the memory and the kernels that steps use
+    std::int64_t delay, phase;  // of the policy, and where in it the first step is
+    bool operator==(const Kind&) const = default;
+  };
+  Kind kind() const { return {build_, settings_.policy_delay, first_ % settings_.policy_delay}; }
   // Waits for all steps launched since the last call. Throws LearnerError where one failed; the steps after it have
   // moved no weight.
   LearnerMetrics finish();
@@ -151,8 +163,8 @@ class DeviceLearner {
   std::shared_ptr<const Kernels> compile(int rule);
   void build(std::size_t rows);
   Phase upload(const Program& program);
-  void run(const Phase& phase, bool policy, Which which, std::int64_t step, float target);
-  tape::StepArguments advance(Which which) { return next_step(optimizers_[which], launched_[which]++); }
+  void run(const Phase& phase, Which which, std::size_t place);
+  bool has_temperature() const { return model_.log_alpha != nullptr && movers_[kTemperature] != nullptr; }
 
   const std::shared_ptr<DeviceQueue> queue_;
   LearnerModel model_;
@@ -163,13 +175,20 @@ class DeviceLearner {
   std::shared_ptr<const Kernels> movers_[3];  // compiled for each optimizer's rule
   LearnerCut cut_;
   std::size_t rows_ = 0, groups_ = 0;
-  DeviceArray<tape::Context> context_;
-  DeviceArray<tape::Optimizer> device_optimizers_;
+  std::uint64_t build_ = 0;
+  std::int64_t first_ = 0;  // number of the first prepared step
+  // What the host writes before steps are launched.
+  struct Arguments {
+    tape::Context context;
+    tape::Optimizer optimizers[3];
+    tape::StepNumbers steps[kMostAhead];
+  };
+  PassedArray<Arguments> arguments_;
+  PassedArray<tape::Outcome> outcome_;
   DeviceArray<tape::Sums> sums_;
-  DeviceArray<float> arena_, kept_rows_, gradients_[2], squares_, scales_, totals_;
+  DeviceArray<float> arena_, kept_rows_, gradients_[2], squares_, scales_;
   std::vector<Phase> phases_;
   OwnBatch own_;
-  DeviceBatch batch_;  // as the context has it
 };
 
 }  // namespace pearl::device

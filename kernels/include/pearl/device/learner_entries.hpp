@@ -1,13 +1,14 @@
 // The Learner: one kernel runs a tape (pearl/tape.hpp) of forward, loss and backward, on 16 transitions per work-group;
-// another moves the weights, a tile per work-group. PEARL_SLICES groups of 16 lanes share the neurons of each layer.
+// another moves the weights, a tile per work-group. With PEARL_SLICED, the rows of a work-group share the neurons of each
+// layer, and the columns of a tile.
 #pragma once
 
 #include "pearl/device/group.hpp"
 #include "pearl/device/learner_math.hpp"
 #include "pearl/tape.hpp"
 
-#ifndef PEARL_SLICES
-#define PEARL_SLICES 1
+#ifndef PEARL_SLICED
+#define PEARL_SLICED 0
 #endif
 #ifndef PEARL_RULE  // pearl::tape::Rule
 #define PEARL_RULE 0
@@ -15,6 +16,7 @@
 
 using namespace pearl::tape;
 using pearl::device::barrier;
+using pearl::device::kLanesAreThreads;
 using pearl::device::Place;
 using pearl::device::place_here;
 using pearl::device::sum;
@@ -25,11 +27,28 @@ namespace {
 struct Lane {
   const Context& context;
   float* arena;  // of the work-group, at this lane
-  int lane, slice;
+  int lane;
   std::int64_t row;  // of the batch
+#if PEARL_SLICED
+  int slice, slices;
+#else
+  static constexpr int slice = 0, slices = 1;
+#endif
 
   PEARL_DEVICE float* at(int feature) const { return arena + static_cast<std::int64_t>(feature) * kLanes; }
 };
+
+// Four floats that threads load at once.
+struct alignas(16) Four {
+  float values[4];
+};
+
+PEARL_DEVICE const Four& four_at(const float* floats) { return *reinterpret_cast<const Four*>(floats); }
+
+// Whether each row of a matrix consists of whole fours.
+PEARL_DEVICE bool in_fours(const float* matrix, int width) {
+  return kLanesAreThreads && width % 4 == 0 && reinterpret_cast<std::uintptr_t>(matrix) % sizeof(Four) == 0;
+}
 
 template <int Count>
 PEARL_DEVICE void linear_tile(const Lane& lane, const Instruction& i, const float* weight, const float* bias,
@@ -39,7 +58,21 @@ PEARL_DEVICE void linear_tile(const Lane& lane, const Instruction& i, const floa
   for (int j = 0; j < Count; ++j) sums[j] = bias != nullptr ? bias[first + j] : 0.0f;
   const float* x = lane.at(i.in);
   const float* w = weight + static_cast<std::int64_t>(first) * i.in_width;
-  for (int k = 0; k < i.in_width; ++k) {
+  int k = 0;
+  if (Count > 1 && in_fours(w, i.in_width)) {
+    for (; k < i.in_width; k += 4) {
+      float values[4];
+#pragma unroll
+      for (int m = 0; m < 4; ++m) values[m] = x[(k + m) * kLanes];
+#pragma unroll
+      for (int j = 0; j < Count; ++j) {
+        const Four four = four_at(w + j * i.in_width + k);
+#pragma unroll
+        for (int m = 0; m < 4; ++m) sums[j] = math::fma(four.values[m], values[m], sums[j]);
+      }
+    }
+  }
+  for (; k < i.in_width; ++k) {
     const float value = x[k * kLanes];
 #pragma unroll
     for (int j = 0; j < Count; ++j) sums[j] = math::fma(w[j * i.in_width + k], value, sums[j]);
@@ -56,7 +89,19 @@ PEARL_DEVICE void slope_tile(const Lane& lane, const Instruction& i, const float
   for (int j = 0; j < Count; ++j) sums[j] = 0.0f;
   const float* dy = lane.at(i.in);
   const float* w = weight + first;
-  for (int n = 0; n < i.in_width; ++n) {
+  int n = 0;
+  if (Count > 1 && in_fours(w, i.out_width)) {
+    for (; n < i.in_width; ++n) {
+      const float slope = dy[n * kLanes];
+#pragma unroll
+      for (int j = 0; j < Count; j += 4) {
+        const Four four = four_at(w + static_cast<std::int64_t>(n) * i.out_width + j);
+#pragma unroll
+        for (int m = 0; m < 4 && j + m < Count; ++m) sums[j + m] = math::fma(four.values[m], slope, sums[j + m]);
+      }
+    }
+  }
+  for (; n < i.in_width; ++n) {
     const float slope = dy[n * kLanes];
 #pragma unroll
     for (int j = 0; j < Count; ++j) {
@@ -83,7 +128,7 @@ PEARL_DEVICE void linear(const Lane& lane, const Instruction& i) {
   const float* weight = parameters + i.weight;
   const float* bias = i.bias == kNone ? nullptr : parameters + i.bias;
   int first = lane.slice * 8;
-  for (; first + 8 <= i.out_width; first += 8 * PEARL_SLICES) linear_tile<8>(lane, i, weight, bias, first);
+  for (; first + 8 <= i.out_width; first += 8 * lane.slices) linear_tile<8>(lane, i, weight, bias, first);
   const int end = first + 8 < i.out_width ? first + 8 : i.out_width;
   for (; first < end; ++first) linear_tile<1>(lane, i, weight, bias, first);
 }
@@ -91,7 +136,7 @@ PEARL_DEVICE void linear(const Lane& lane, const Instruction& i) {
 PEARL_DEVICE void slope_linear(const Lane& lane, const Instruction& i) {
   const float* weight = lane.context.parameters[i.parameters] + i.weight;
   int first = lane.slice * 8;
-  for (; first + 8 <= i.out_width; first += 8 * PEARL_SLICES) slope_tile<8>(lane, i, weight, first);
+  for (; first + 8 <= i.out_width; first += 8 * lane.slices) slope_tile<8>(lane, i, weight, first);
   const int end = first + 8 < i.out_width ? first + 8 : i.out_width;
   for (; first < end; ++first) slope_tile<1>(lane, i, weight, first);
 }
@@ -101,7 +146,7 @@ PEARL_DEVICE void load(const Lane& lane, const Instruction& i) {
   const bool real = lane.row < lane.context.batch;
   const float* scale = i.in == kNone ? nullptr : lane.context.scales + i.in;
   float* y = lane.at(i.out);
-  for (int f = lane.slice; f < i.out_width; f += PEARL_SLICES) {
+  for (int f = lane.slice; f < i.out_width; f += lane.slices) {
     float value = real ? rows[f] : 0.0f;
     if (scale != nullptr && real) value = (value - scale[f]) / scale[i.out_width + f];
     y[f * kLanes] = value;
@@ -112,7 +157,7 @@ PEARL_DEVICE void load(const Lane& lane, const Instruction& i) {
 PEARL_DEVICE void keep_rows(const Lane& lane, const Instruction& i) {
   float* rows = lane.context.rows + i.rows + lane.row * i.rows_stride;
   const float* y = lane.at(i.out);
-  for (int f = lane.slice; f < i.out_width; f += PEARL_SLICES) rows[f] = y[f * kLanes];
+  for (int f = lane.slice; f < i.out_width; f += lane.slices) rows[f] = y[f * kLanes];
 }
 
 PEARL_DEVICE void layer_norm(const Lane& lane, const Instruction& i) {
@@ -132,7 +177,7 @@ PEARL_DEVICE void layer_norm(const Lane& lane, const Instruction& i) {
     lane.at(i.other)[0] = mean;
     lane.at(i.other)[kLanes] = inverse;
   }
-  for (int f = lane.slice; f < i.out_width; f += PEARL_SLICES) {
+  for (int f = lane.slice; f < i.out_width; f += lane.slices) {
     float value = (x[f * kLanes] - mean) * inverse;
     if (i.weight != kNone) value *= parameters[i.weight + f];
     if (i.bias != kNone) value += parameters[i.bias + f];
@@ -154,7 +199,7 @@ PEARL_DEVICE void slope_layer_norm(const Lane& lane, const Instruction& i) {
   }
   slopes *= share;
   products *= share;
-  for (int f = lane.slice; f < i.in_width; f += PEARL_SLICES) {
+  for (int f = lane.slice; f < i.in_width; f += lane.slices) {
     const float unit = (x[f * kLanes] - mean) * inverse;
     if (i.extra2 != kNone) lane.at(i.extra2)[f * kLanes] = dy[f * kLanes] * unit;
     if (i.out == kNone) continue;
@@ -167,7 +212,7 @@ PEARL_DEVICE void slope_layer_norm(const Lane& lane, const Instruction& i) {
 
 PEARL_DEVICE void elementwise(const Lane& lane, const Instruction& i) {
   const bool adds = (i.flags & kAccumulate) != 0;
-  for (int f = lane.slice; f < i.out_width; f += PEARL_SLICES) {
+  for (int f = lane.slice; f < i.out_width; f += lane.slices) {
     float* y = lane.at(i.out + f);
     const float x = lane.at(i.in + (i.in_width == 1 ? 0 : f))[0];
     float value = 0.0f;
@@ -211,9 +256,8 @@ PEARL_DEVICE void reduce(const Lane& lane, const Instruction& i) {
 }
 
 PEARL_DEVICE void fail(const Lane& lane, int failure) {
-  Context& context = const_cast<Context&>(lane.context);
-  context.failed_at = static_cast<int>(lane.row);
-  context.pending = failure;
+  lane.context.outcome->failed_at = static_cast<int>(lane.row);
+  lane.context.outcome->pending = failure;
 }
 
 PEARL_DEVICE int best_action(const float* values, int actions) {
@@ -370,13 +414,34 @@ PEARL_DEVICE void slope_act(const Lane& lane, const Instruction& i, std::uint64_
 template <bool has_targets>
 using Mover = WeightMover<PEARL_RULE, has_targets>;
 
+// One lane's view of a tile.
+struct TileLane {
+  int lane;
+#if PEARL_SLICED
+  int slice, slices;
+#else
+  static constexpr int slice = 0, slices = 1;
+#endif
+
+  PEARL_DEVICE bool is_first() const { return lane == 0 && slice == 0; }
+};
+
+PEARL_DEVICE TileLane tile_lane(const Place& place) {
+#if PEARL_SLICED
+  return {static_cast<int>(place.lane), static_cast<int>(place.row), static_cast<int>(place.rows)};
+#else
+  return {static_cast<int>(place.lane)};
+#endif
+}
+
 // Calls visit(place in the vector, gradient) for this lane's part of a tile.
 template <class Visit>
-PEARL_DEVICE void for_gradients(const Context& c, const Tile& tile, int lane, Visit visit) {
+PEARL_DEVICE void for_gradients(const Context& c, const Tile& tile, const TileLane& here, Visit visit) {
+  const int lane = here.lane;
   const std::int64_t group_floats = c.arena_features * kLanes;
   if (tile.in == 0 || tile.begin == 0) {  // a vector, or the biases: a lane each
     const std::int64_t to = tile.in == 0 ? tile.weight : tile.bias;
-    for (int n = lane; to != kNone && n < tile.count; n += kLanes) {
+    for (int n = lane; here.slice == 0 && to != kNone && n < tile.count; n += kLanes) {
       float sum = 0.0f;
       const float* slopes = c.arena + static_cast<std::int64_t>(tile.slopes + n) * kLanes;
       for (int g = 0; g < c.groups; ++g, slopes += group_floats)
@@ -385,17 +450,33 @@ PEARL_DEVICE void for_gradients(const Context& c, const Tile& tile, int lane, Vi
     }
     if (tile.in == 0) return;
   }
-  for (int begin = tile.begin; begin < tile.end; begin += kLanes) {
+  for (int begin = tile.begin + here.slice * kLanes; begin < tile.end; begin += kLanes * here.slices) {
     const int k = begin + lane;
     float sums[kTileRows] = {};
     const float* slopes = c.arena + static_cast<std::int64_t>(tile.slopes) * kLanes;
     const float* x = c.rows + tile.rows + k;
-    for (int g = 0; g < c.groups; ++g, slopes += group_floats)
-      for (int r = 0; r < kLanes; ++r, x += tile.rows_stride) {
-        const float value = *x;
+    for (int g = 0; g < c.groups; ++g, slopes += group_floats) {
+      if constexpr (kLanesAreThreads) {
+#pragma unroll 2
+        for (int r = 0; r < kLanes; r += 4) {
+          float values[4];
 #pragma unroll
-        for (int j = 0; j < kTileRows; ++j) sums[j] = math::fma(slopes[j * kLanes + r], value, sums[j]);
+          for (int m = 0; m < 4; ++m, x += tile.rows_stride) values[m] = *x;
+#pragma unroll
+          for (int j = 0; j < kTileRows; ++j) {
+            const Four four = four_at(slopes + j * kLanes + r);
+#pragma unroll
+            for (int m = 0; m < 4; ++m) sums[j] = math::fma(four.values[m], values[m], sums[j]);
+          }
+        }
+      } else {
+        for (int r = 0; r < kLanes; ++r, x += tile.rows_stride) {
+          const float value = *x;
+#pragma unroll
+          for (int j = 0; j < kTileRows; ++j) sums[j] = math::fma(slopes[j * kLanes + r], value, sums[j]);
+        }
       }
+    }
     // Loops over all 8 keep the sums in registers. Full vectors have their own branch: they need no masks.
     std::int64_t at = tile.weight + static_cast<std::int64_t>(tile.first) * tile.in + k;
     if (begin + kLanes <= tile.in) {
@@ -412,21 +493,22 @@ PEARL_DEVICE void for_gradients(const Context& c, const Tile& tile, int lane, Vi
 
 // The same for stored gradients.
 template <class Visit>
-PEARL_DEVICE void for_kept_gradients(const Tile& tile, int lane, const float* gradients, Visit visit) {
+PEARL_DEVICE void for_kept_gradients(const Tile& tile, const TileLane& here, const float* gradients, Visit visit) {
+  const int lane = here.lane;
   if (tile.in == 0 || tile.begin == 0) {
     const std::int64_t to = tile.in == 0 ? tile.weight : tile.bias;
-    for (int n = lane; to != kNone && n < tile.count; n += kLanes) visit(to + tile.first + n, gradients[to + tile.first + n]);
+    for (int n = lane; here.slice == 0 && to != kNone && n < tile.count; n += kLanes) visit(to + tile.first + n, gradients[to + tile.first + n]);
     if (tile.in == 0) return;
   }
   for (int j = 0; j < tile.count; ++j)
-    for (int k = tile.begin + lane; k < tile.end && k < tile.in; k += kLanes) {
+    for (int k = tile.begin + here.slice * kLanes + lane; k < tile.end && k < tile.in; k += kLanes * here.slices) {
       const std::int64_t at = tile.weight + static_cast<std::int64_t>(tile.first + j) * tile.in + k;
       visit(at, gradients[at]);
     }
 }
 
 template <class Visit>
-PEARL_DEVICE void move_tile(const Context& c, const Tile& tile, int lane, int policy, const Visit& move) {
+PEARL_DEVICE void move_tile(const Context& c, const Tile& tile, const TileLane& lane, int policy, const Visit& move) {
   if (c.max_grad_norm > 0.0f)
     for_kept_gradients(tile, lane, c.gradients[policy], move);
   else
@@ -434,10 +516,11 @@ PEARL_DEVICE void move_tile(const Context& c, const Tile& tile, int lane, int po
 }
 
 // Adds up the sums of all work-groups. Records a failure and returns false where the loss is not finite.
-PEARL_DEVICE bool healthy(Context& c, bool policy, Sums& total) {
+PEARL_DEVICE bool healthy(const Context& c, bool policy, Sums& total) {
   total = {};
-  if (c.pending != 0) {
-    c.failure = c.pending;
+  Outcome& outcome = *c.outcome;
+  if (outcome.pending != 0) {
+    outcome.failure = outcome.pending;
     return false;
   }
   for (int g = 0; g < c.groups; ++g) {
@@ -447,20 +530,25 @@ PEARL_DEVICE bool healthy(Context& c, bool policy, Sums& total) {
     total.entropy_gap += c.sums[g].entropy_gap;
   }
   if (finite(policy ? total.policy_loss : total.loss)) return true;
-  c.failure = kDiverged;
+  outcome.failure = kDiverged;
   return false;
 }
 
 }  // namespace
 
-PEARL_KERNEL pearl_run_tape(Context* context, const Instruction* tape, int count, std::uint64_t step) {
+PEARL_KERNEL pearl_run_tape(const Context* context, const Instruction* tape, int count, const StepNumbers* numbers) {
   const Place place = place_here();
   const Context& c = *context;
-  if (c.failure != 0) return;
+  if (c.outcome->failure != 0) return;
+  const std::uint64_t step = numbers->step;
   const int group = static_cast<int>(place.group);
   const int lane_index = static_cast<int>(place.lane);
   const Lane lane{c, c.arena + c.arena_features * kLanes * group + lane_index, lane_index,
-                  static_cast<int>(place.row), static_cast<std::int64_t>(group) * kLanes + lane_index};
+                  static_cast<std::int64_t>(group) * kLanes + lane_index,
+#if PEARL_SLICED
+                  static_cast<int>(place.row), static_cast<int>(place.rows)
+#endif
+  };
   Sums scored{};
   for (int index = 0; index < count; ++index) {
     const Instruction& i = tape[index];
@@ -485,12 +573,12 @@ PEARL_KERNEL pearl_run_tape(Context* context, const Instruction* tape, int count
       default: elementwise(lane, i);
     }
     if (i.rows != kNone) {
-#if PEARL_SLICES > 1
+#if PEARL_SLICED
       barrier(place);
 #endif
       keep_rows(lane, i);
     }
-#if PEARL_SLICES > 1
+#if PEARL_SLICED
     barrier(place);
 #endif
   }
@@ -500,11 +588,12 @@ PEARL_KERNEL pearl_run_tape(Context* context, const Instruction* tape, int count
 }
 
 // With clipping: stores the gradients of all tiles, and the sums of their squares.
-PEARL_KERNEL pearl_gradients(Context* context, const Tile* tiles, int policy) {
+PEARL_KERNEL pearl_gradients(const Context* context, const Tile* tiles, int policy) {
   const Place place = place_here();
   const Context& c = *context;
-  if (c.failure != 0) return;
-  const int group = static_cast<int>(place.group), lane = static_cast<int>(place.lane);
+  if (c.outcome->failure != 0) return;
+  const int group = static_cast<int>(place.group);
+  const TileLane lane = tile_lane(place);
   float squares = 0.0f;
   float* gradients = c.gradients[policy];
   for_gradients(c, tiles[group], lane, [&](std::int64_t at, float gradient) {
@@ -512,16 +601,18 @@ PEARL_KERNEL pearl_gradients(Context* context, const Tile* tiles, int policy) {
     squares += gradient * gradient;
   });
   squares = sum(place, squares);
-  if (lane == 0) c.squares[group] = squares;
+  if (lane.is_first()) c.squares[group] = squares;
 }
 
 // Moves the weights of all tiles: by their slopes or, with clipping, by the stored gradients.
-PEARL_KERNEL pearl_move_weights(Context* context, const Tile* tiles, int count, const Optimizer* optimizer,
-                                float step_size, float denominator, float fresh, float target, int policy) {
+PEARL_KERNEL pearl_move_weights(const Context* context, const Tile* tiles, int count, const Optimizer* optimizer,
+                                const StepNumbers* numbers, int policy) {
   const Place place = place_here();
-  Context& c = *context;
-  if (c.failure != 0) return;
-  const int group = static_cast<int>(place.group), lane = static_cast<int>(place.lane);
+  const Context& c = *context;
+  Outcome& outcome = *c.outcome;
+  if (outcome.failure != 0) return;
+  const int group = static_cast<int>(place.group);
+  const TileLane lane = tile_lane(place);
   Sums total;
   if (!healthy(c, policy != 0, total)) return;
   const bool clips = c.max_grad_norm > 0.0f;
@@ -530,38 +621,37 @@ PEARL_KERNEL pearl_move_weights(Context* context, const Tile* tiles, int count, 
     for (int t = 0; t < count; ++t) norm += c.squares[t];
     norm = math::sqrt(norm);
     if (!finite(norm)) {
-      c.failure = kDiverged;
+      outcome.failure = kDiverged;
       return;
     }
     factor = math::fmin(1.0f, c.max_grad_norm / (norm + 1e-6f));
   }
   const int vector = policy ? kActor : kOnline;
   float* const targets = c.parameters[vector + 1];
-  const StepArguments step{step_size, denominator, fresh, target};
+  const StepArguments step = numbers->moves[policy];
   const Tile tile = tiles[group];
-  if (targets != nullptr && target > 0.0f)
+  if (targets != nullptr && step.target > 0.0f)
     move_tile(c, tile, lane, policy, Mover<true>{*optimizer, c.parameters[vector], targets, step, factor});
   else
     move_tile(c, tile, lane, policy, Mover<false>{*optimizer, c.parameters[vector], nullptr, step, factor});
-  if (group != 0 || lane != 0) return;
+  if (group != 0 || !lane.is_first()) return;
   if (policy) {
-    c.totals[3] += norm;
+    outcome.totals[3] += norm;
     return;
   }
-  c.totals[0] += total.loss / static_cast<float>(c.batch);
-  c.totals[1] += total.td_error / static_cast<float>(c.batch);
-  c.totals[2] += norm;
-  ++c.steps;
+  outcome.totals[0] += total.loss / static_cast<float>(c.batch);
+  outcome.totals[1] += total.td_error / static_cast<float>(c.batch);
+  outcome.totals[2] += norm;
+  ++outcome.steps;
 }
 
 // SAC: moves the temperature by the entropy of the batch.
-PEARL_KERNEL pearl_move_temperature(Context* context, const Optimizer* optimizer, float step_size, float denominator,
-                                    float fresh) {
+PEARL_KERNEL pearl_move_temperature(const Context* context, const Optimizer* optimizer, const StepNumbers* numbers) {
   const Place place = place_here();
-  Context& c = *context;
-  if (c.failure != 0 || place.lane != 0) return;
+  const Context& c = *context;
+  if (c.outcome->failure != 0 || place.lane != 0) return;
   Sums total;
   if (!healthy(c, true, total)) return;
-  const Mover<false> move{*optimizer, c.log_alpha, nullptr, {step_size, denominator, fresh, 0.0f}, 1.0f};
+  const Mover<false> move{*optimizer, c.log_alpha, nullptr, numbers->moves[2], 1.0f};
   move(0, -total.entropy_gap / static_cast<float>(c.batch));
 }

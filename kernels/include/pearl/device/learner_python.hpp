@@ -217,7 +217,7 @@ std::pair<Floats, py::dict> step(HeldLearner<Kernel>& self, const std::vector<py
   {
     const Released released;
     self.learner->set_batch(rows, batch);
-    self.learner->launch(number);
+    self.learner->launch_step(number);
     metrics = self.learner->finish();
     std::memcpy(out, batch.priorities, rows * sizeof(float));
   }

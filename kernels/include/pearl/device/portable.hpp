@@ -5,6 +5,7 @@
 namespace pearl::device {
 
 inline constexpr unsigned kMostLanes = 512;  // of a work-group
+inline constexpr unsigned kThreadTeam = 16;  // lanes of a team (team_kernels.hpp) where a lane is a thread
 
 }  // namespace pearl::device
 

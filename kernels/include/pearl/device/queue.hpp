@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -61,15 +62,24 @@ struct LaunchShape {
   std::size_t groups, rows, lanes;
 };
 
+// Launches of a queue that were recorded, to be made again in one go.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+};
+
+// The most iterations of a loop whose arguments lie in memory at once.
+inline constexpr std::size_t kMostAhead = 64;
+
 // Where memory lies: on the `device` alone, `shared` with the host (unified memory, which moves to the side that touches
 // it), or `pinned` on the host.
 enum class Placement { device, shared, pinned };
 
 class DeviceQueue {
  public:
-  // `is_cpu`: one thread of the device runs a work-group, its lanes as vectors.
-  DeviceQueue(bool is_cpu, std::size_t most_lanes, std::size_t most_groups)
-      : is_cpu_(is_cpu), most_lanes_(most_lanes), most_groups_(most_groups) {}
+  // `is_cpu`: one thread of the device runs a work-group, its lanes as vectors. `team`: the kernels' kTeam.
+  DeviceQueue(bool is_cpu, std::size_t team, std::size_t most_lanes, std::size_t most_groups)
+      : is_cpu_(is_cpu), team_(team), most_lanes_(most_lanes), most_groups_(most_groups) {}
   virtual ~DeviceQueue() = default;
   DeviceQueue(const DeviceQueue&) = delete;
   DeviceQueue& operator=(const DeviceQueue&) = delete;
@@ -90,9 +100,22 @@ class DeviceQueue {
   void launch_rows(const Kernel& kernel, std::size_t groups, std::size_t rows, std::size_t lanes,
                    Arguments... arguments) {
     const Argument list[] = {Argument(arguments)...};
-    ++launches_;
+    if (!recording_here) ++launches_;
     enqueue(kernel, {groups, rows, lanes}, list, sizeof...(arguments));
   }
+  // Whether record() pays here: a recording costs the host one launch.
+  virtual bool records() const { return false; }
+  // What `work` launches, which does not run. Arguments are kept: numbers, and pointers to memory that must stay. `work`
+  // does nothing else with the queue.
+  std::unique_ptr<const Recording> record(const std::function<void()>& work);
+  // Launches all of a recording of this queue.
+  void launch(const Recording& recording) {
+    ++launches_;
+    enqueue(recording);
+  }
+  // Copies between the device's and pinned memory, which must not change before wait(), after all launched kernels.
+  // Returns at once.
+  virtual void copy_async(const void* from, void* to, std::size_t bytes) = 0;
   // Copies between any memories, after all launched kernels, and waits.
   virtual void copy(const void* from, void* to, std::size_t bytes) = 0;
   // Waits for all launched kernels. Throws DeviceError where one failed.
@@ -107,6 +130,8 @@ class DeviceQueue {
 
   // The lanes of a single work-group that handles `count` items.
   std::size_t lanes(std::size_t count) const;
+  // The same where a team of lanes handles each item.
+  std::size_t team_lanes(std::size_t count) const { return lanes(count * team_); }
   // The most work-groups that speed up independent work.
   std::size_t most_groups() const { return most_groups_; }
   std::uint64_t launches() const { return launches_; }
@@ -114,10 +139,16 @@ class DeviceQueue {
  protected:
   virtual void enqueue(const Kernel& kernel, const LaunchShape& shape, const Argument* arguments,
                        std::size_t count) = 0;
+  // While `work` runs, recording_here holds.
+  virtual std::unique_ptr<const Recording> recorded(const std::function<void()>& work);
+  virtual void enqueue(const Recording& recording);
+  // Whether this thread's launches are recorded. Those of other threads are made.
+  static thread_local bool recording_here;
   std::atomic<std::uint64_t> launches_ = 0;
 
  private:
   bool is_cpu_;
+  std::size_t team_;
   std::size_t most_lanes_;
   std::size_t most_groups_;
 };
@@ -143,6 +174,7 @@ class DeviceArray {
   DeviceArray& operator=(DeviceArray&&) noexcept = default;
 
   T* data() const { return static_cast<T*>(memory_.get()); }
+  const std::shared_ptr<void>& memory() const { return memory_; }
   std::size_t size() const { return count_; }
   // Only for memory that the host can reach.
   T& operator[](std::size_t i) const { return data()[i]; }
@@ -150,6 +182,32 @@ class DeviceArray {
  private:
   std::shared_ptr<void> memory_;
   std::size_t count_ = 0;
+};
+
+// `count` zeroed items that host and kernels pass to each other: on each side once, where the device has memory of its own.
+template <class T>
+class PassedArray {
+ public:
+  PassedArray() = default;
+  PassedArray(DeviceQueue& queue, std::size_t count)
+      : here_(queue, count, Placement::pinned), there_(queue, queue.is_cpu() ? 0 : count, Placement::device) {}
+
+  // The host's items, and where kernels find them.
+  T& operator[](std::size_t i) const { return here_[i]; }
+  T* there() const { return there_.size() > 0 ? there_.data() : here_.data(); }
+  // Enqueue copies of items, or of the first bytes.
+  void send(DeviceQueue& queue, std::size_t first, std::size_t count) const {
+    if (there_.size() > 0) queue.copy_async(&here_[first], there_.data() + first, count * sizeof(T));
+  }
+  void send_bytes(DeviceQueue& queue, std::size_t bytes) const {
+    if (there_.size() > 0) queue.copy_async(here_.data(), there_.data(), bytes);
+  }
+  void fetch(DeviceQueue& queue) const {
+    if (there_.size() > 0) queue.copy_async(there_.data(), here_.data(), there_.size() * sizeof(T));
+  }
+
+ private:
+  DeviceArray<T> here_, there_;
 };
 
 }  // namespace pearl::device

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "pearl/device/group.hpp"
+#include "pearl/device/team_kernels.hpp"
 #include "pearl/philox.hpp"
 #include "pearl/quantise.hpp"
 
@@ -15,7 +15,7 @@ namespace pearl::device {
 
 inline constexpr std::uint32_t kNowhere = ~0u;
 
-// Written by kernels, read by the host between them.
+// Kept by kernels.
 struct ReplayProgress {
   std::uint64_t total;  // of the leaves
   std::uint64_t filled;
@@ -65,8 +65,16 @@ struct ReplayMemory {
   ReplaySlot* slots;
   const std::int64_t* written;  // slots in order; null if there are no gaps
   ReplayProgress* progress;
+  ReplayProgress* seen;  // a copy for the host, in its memory; or the same
   std::uint64_t offsets[kMostLevels];
   std::uint64_t nodes[kMostLevels];
+};
+
+// One draw, worked out by the host before it is launched. Kernels read it from memory, so that a recorded launch serves
+// for every draw.
+struct Draw {
+  std::uint64_t call;  // its number
+  std::int64_t beta_q28;
 };
 
 // One sampled batch, each array of `count` items.
@@ -82,42 +90,42 @@ struct SampledBatch {
 inline constexpr std::uint32_t kTimesCounted = (1u << 16) - 1;
 inline constexpr std::uint32_t kClaim = 1u << 31;  // above every leaf
 
-template <class T>
-PEARL_DEVICE std::uint64_t sum_of_family(const T* family, unsigned fanout) {
-  std::uint64_t sum = 0;
-  for (unsigned k = 0; k < fanout; ++k) sum += family[k];
-  return sum;
+// Shows the host what a kernel has changed, at its end.
+PEARL_DEVICE void show(const ReplayMemory& replay, const Place& place) {
+  if (place.lane == 0 && replay.seen != replay.progress) *replay.seen = *replay.progress;
 }
 
-// The leaf at `target`, which lies below the total.
-PEARL_DEVICE std::uint64_t descend(const ReplayMemory& replay, std::uint64_t target) {
+// The leaf at `target`, which lies below the total; found by the whole team.
+PEARL_DEVICE std::uint64_t descend(const ReplayMemory& replay, const Place& place, std::uint64_t target) {
   const unsigned fanout = 1u << replay.shift;
   std::uint64_t node = 0;
   for (unsigned level = replay.levels - 1; level > 0; --level) {
     node <<= replay.shift;
-    node += pick(replay.sums + replay.offsets[level - 1] + node, fanout, target);
+    node += team_pick(place, replay.sums + replay.offsets[level - 1] + node, fanout, target);
   }
   node <<= replay.shift;
-  return node + pick(replay.leaves + node, fanout, target);
+  return node + team_pick(place, replay.leaves + node, fanout, target);
 }
 
+// A team of lanes draws each item.
 PEARL_DEVICE void sample(const ReplayMemory& replay, const Place& place, const SampledBatch& batch, std::uint64_t count,
-                   std::uint64_t call, std::int64_t beta_q28) {
+                         const Draw& draw) {
   const std::uint64_t total = replay.prioritized ? replay.sums[replay.offsets[replay.levels - 1]] : 0;
   const std::uint64_t mass = total > 0 ? total : replay.progress->filled;
   const std::uint64_t width = replay.stratified && count > 1 ? stratum_width(count) : 0;
   std::uint32_t smallest = kLeafMax;
-  for (std::uint64_t i = place.lane; i < count; i += place.lanes) {
-    const std::uint64_t target = mulhi64(uniform_at(replay.seed, call, i, width), mass);
+  for (std::uint64_t i = place.lane / kTeam; i < count; i += place.lanes / kTeam) {
+    const std::uint64_t target = mulhi64(uniform_at(replay.seed, draw.call, i, width), mass);
     std::uint64_t slot = target;
     std::uint32_t leaf = 1;
     if (total > 0) {
-      slot = descend(replay, target);
+      slot = descend(replay, place, target);
       leaf = replay.leaves[slot];
     } else if (replay.written != nullptr) {
       slot = static_cast<std::uint64_t>(replay.written[target]);
     }
     smallest = leaf < smallest ? leaf : smallest;
+    if (place.lane % kTeam != 0) continue;
     batch.indices[i] = static_cast<std::int64_t>(slot);
     batch.leaves[i] = leaf;
     batch.generations[i] = replay.slots[slot].generation;
@@ -126,13 +134,13 @@ PEARL_DEVICE void sample(const ReplayMemory& replay, const Place& place, const S
   }
   const std::int64_t log2_smallest = log2_q32(least(place, smallest));
   for (std::uint64_t i = place.lane; i < count; i += place.lanes)
-    batch.weights[i] = importance_weight(log2_smallest, log2_q32(batch.leaves[i]), beta_q28);
+    batch.weights[i] = importance_weight(log2_smallest, log2_q32(batch.leaves[i]), draw.beta_q28);
 }
 
 // Recomputes sums level by level: the ancestors of `count` leaves at `indices`, or the whole level if it has fewer nodes.
-// Lanes that share a parent write the same value.
+// A team of lanes adds up each family. Teams that share a parent write the same value.
 PEARL_DEVICE void sum_parents(const ReplayMemory& replay, const Place& place, const std::int64_t* indices,
-                        std::uint64_t count) {
+                              std::uint64_t count) {
   const unsigned shift = replay.shift, fanout = 1u << shift;
   for (unsigned level = 0; level < replay.levels; ++level) {
     barrier(place);
@@ -140,10 +148,12 @@ PEARL_DEVICE void sum_parents(const ReplayMemory& replay, const Place& place, co
     const std::uint64_t* const below = level > 0 ? replay.sums + replay.offsets[level - 1] : nullptr;
     const bool all = replay.nodes[level] <= count;
     const std::uint64_t parents = all ? replay.nodes[level] : count;
-    for (std::uint64_t i = place.lane; i < parents; i += place.lanes) {
+    for (std::uint64_t i = place.lane / kTeam; i < parents; i += place.lanes / kTeam) {
       const std::uint64_t parent = all ? i : static_cast<std::uint64_t>(indices[i]) >> shift * (level + 1);
       const std::uint64_t child = parent << shift;
-      sums[parent] = level > 0 ? sum_of_family(below + child, fanout) : sum_of_family(replay.leaves + child, fanout);
+      const std::uint64_t sum =
+          level > 0 ? team_sum(place, below + child, fanout) : team_sum(place, replay.leaves + child, fanout);
+      if (place.lane % kTeam == 0) sums[parent] = sum;
     }
   }
   barrier(place);

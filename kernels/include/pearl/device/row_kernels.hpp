@@ -31,9 +31,13 @@ struct RowLane {
   std::uint64_t group, groups;
 };
 
+struct alignas(16) WideWord {
+  std::uint32_t words[4];
+};
+
 template <class Word>
 PEARL_DEVICE void copy_rows_of(const RowCopy& column, const RowRange& rows, const RowLane& at) {
-  constexpr std::uint64_t kWide = 16;  // words of a row that lanes share
+  constexpr std::uint64_t kWide = 16;  // words of a row that lanes share, where a lane is a part of a vector
   const auto* const from = reinterpret_cast<const Word*>(column.from);
   auto* const to = reinterpret_cast<Word*>(column.to);
   const std::uint64_t words = column.row_bytes / sizeof(Word);
@@ -44,7 +48,14 @@ PEARL_DEVICE void copy_rows_of(const RowCopy& column, const RowRange& rows, cons
     const std::uint64_t place = rows.to_first + row;
     return to + (place < rows.to_rows ? place : place - rows.to_rows) * words;
   };
-  if (words >= kWide) {
+  if constexpr (kLanesAreThreads) {
+    // Neighbours copy neighbouring words, of whichever row.
+    const auto in_row = static_cast<std::uint32_t>(words);
+    for (std::uint64_t i = at.group * at.lanes + at.lane; i < rows.count * words; i += at.groups * at.lanes) {
+      const std::uint64_t row = i >> 32 == 0 ? static_cast<std::uint32_t>(i) / in_row : i / words;
+      target(row)[i - row * words] = source(row)[i - row * words];
+    }
+  } else if (words >= kWide) {
     for (std::uint64_t row = at.group; row < rows.count; row += at.groups) {
       const Word* const read = source(row);
       Word* const write = target(row);
@@ -61,7 +72,9 @@ PEARL_DEVICE void copy_rows_of(const RowCopy& column, const RowRange& rows, cons
 
 PEARL_DEVICE void copy_rows(const RowCopy* columns, std::uint32_t count, const RowRange& rows, const RowLane& at) {
   for (std::uint32_t i = 0; i < count; ++i) {
-    if (columns[i].row_bytes % sizeof(std::uint32_t) == 0)
+    if (kLanesAreThreads && columns[i].row_bytes % sizeof(WideWord) == 0)
+      copy_rows_of<WideWord>(columns[i], rows, at);
+    else if (columns[i].row_bytes % sizeof(std::uint32_t) == 0)
       copy_rows_of<std::uint32_t>(columns[i], rows, at);
     else
       copy_rows_of<std::uint8_t>(columns[i], rows, at);

@@ -24,6 +24,7 @@ class BatchMemory {
 
   std::int64_t* indices() const { return indices_.data(); }
   float* weights() const { return weights_.data(); }
+  const std::shared_ptr<void>& memory_of_weights() const { return weights_.memory(); }
   std::uint32_t* generations() const { return generations_.data(); }
   // The kernels' argument.
   const SampledBatch* arrays() const { return arrays_.data(); }
@@ -65,13 +66,20 @@ class SumTreeReplay final : public ReplayOperations {
             std::size_t order_count);
   void close();
 
-  // For loops on the device. The batch lies in this replay's device memory until the next launch_sample. With a store
-  // on the same queue, the drawn rows go to store->device_batch(count). One launch, or two where rows are large.
+  // For loops on the device, while nothing is inserted: works out the next `draws` draws of `count` items, at most
+  // kMostAhead. Waits if launch_sample was called since check().
+  void prepare_draws(std::size_t draws, std::size_t count, double beta);
+  // Enqueues a prepared draw, from 0. The batch lies in this replay's device memory until the next. With a store on the same
+  // queue, the drawn rows go to store->device_batch(count). One launch, or two where rows are large.
+  const BatchMemory& launch_draw(std::size_t place, std::size_t count, ColumnStore* store = nullptr);
+  // One draw, prepared beside those since check().
   const BatchMemory& launch_sample(std::size_t count, double beta, ColumnStore* store = nullptr);
   // Takes arrays in device memory; `generations` may be null. An invalid batch changes nothing; check() reports it.
   void launch_update(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
                      std::size_t count);
-  // The batch of the last launch_sample; null before.
+  // Counts items of launched updates, which without priorities are nothing else.
+  void count_updates(std::size_t count);
+  // The batch of the last draw; null before.
   const BatchMemory* device_batch() const;
   // Waits. Throws the error of an update launched since the last check, if it was refused.
   void check();
@@ -83,14 +91,16 @@ class SumTreeReplay final : public ReplayOperations {
 
  private:
   void require_open() const;
-  std::size_t lanes(std::size_t count) const { return queue_->lanes(count); }
   // Of insertions and updates, which may have to requantise every slot. On a CPU, idle lanes cost time.
   std::size_t writing_lanes(std::size_t count) const {
     return queue_->lanes(prioritized_ && !queue_->is_cpu() ? std::max(count, capacity_) : count);
   }
   void begin_sample(std::size_t count, double beta);
-  void count_draw(const BatchMemory& batch, std::size_t count);
-  void launch_draw(const BatchMemory& batch, std::size_t count, double beta);
+  Draw next_draw(std::size_t count, double beta);
+  std::size_t prepare_draws_locked(std::size_t draws, std::size_t count, double beta);
+  const BatchMemory& launch_draw_locked(std::size_t place, std::size_t count, ColumnStore* store);
+  void set_progress(const ReplayProgress& progress);
+  const ReplayProgress& seen() const { return progress_[0]; }
   void list_written();
   void stage(std::size_t count);
   void sum_all();
@@ -113,8 +123,11 @@ class SumTreeReplay final : public ReplayOperations {
   DeviceArray<std::uint64_t> sums_;
   DeviceArray<ReplaySlot> slots_;
   DeviceArray<std::int64_t> written_;
-  DeviceArray<ReplayProgress> progress_;  // pinned
+  PassedArray<ReplayProgress> progress_;  // kernels show the host theirs
   DeviceArray<UpdateRefusal> refusals_;   // pinned: of update(), of launch_update()
+  PassedArray<Draw> draws_;
+  std::size_t prepared_ = 0;              // of draws_, since check()
+  DeviceArray<Draw> own_draw_;            // pinned: of sample()
   ReplayMemory memory_{};
   DeviceArray<ReplayMemory> device_memory_;
   BatchMemory host_batch_;

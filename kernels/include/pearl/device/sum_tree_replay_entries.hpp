@@ -7,16 +7,15 @@
 using namespace pearl::device;
 
 PEARL_KERNEL pearl_sample(const ReplayMemory* replay, const SampledBatch* batch, std::uint64_t count,
-                          std::uint64_t call, std::int64_t beta_q28) {
-  sample(*replay, place_here(), *batch, count, call, beta_q28);
+                          const Draw* draw) {
+  sample(*replay, place_here(), *batch, count, *draw);
 }
 
 // Also gathers the drawn rows, where they are few enough for one work-group.
 PEARL_KERNEL pearl_sample_rows(const ReplayMemory* replay, const SampledBatch* batch, std::uint64_t count,
-                               std::uint64_t call, std::int64_t beta_q28, const RowCopy* columns,
-                               std::uint32_t column_count) {
+                               const Draw* draw, const RowCopy* columns, std::uint32_t column_count) {
   const Place place = place_here();
-  sample(*replay, place, *batch, count, call, beta_q28);
+  sample(*replay, place, *batch, count, *draw);
   barrier(place);
   copy_rows(columns, column_count, {batch->indices, 0, count, count}, {place.lane, place.lanes, 0, 1});
 }
@@ -24,12 +23,16 @@ PEARL_KERNEL pearl_sample_rows(const ReplayMemory* replay, const SampledBatch* b
 PEARL_KERNEL pearl_insert(const ReplayMemory* replay, const std::int64_t* indices, const std::uint32_t* priorities,
                           const std::uint32_t* generations, std::uint64_t count, std::uint32_t highest,
                           std::uint64_t infinite, std::uint64_t inserts) {
-  insert(*replay, place_here(), indices, priorities, generations, count, highest, infinite, inserts);
+  const Place place = place_here();
+  insert(*replay, place, indices, priorities, generations, count, highest, infinite, inserts);
+  show(*replay, place);
 }
 
 PEARL_KERNEL pearl_update(const ReplayMemory* replay, const std::int64_t* indices, const std::uint32_t* priorities,
                           const std::uint32_t* generations, std::uint64_t count, UpdateRefusal* refusal) {
-  update(*replay, place_here(), indices, priorities, generations, count, *refusal);
+  const Place place = place_here();
+  update(*replay, place, indices, priorities, generations, count, *refusal);
+  show(*replay, place);
 }
 
 PEARL_KERNEL pearl_retrieve(const ReplayMemory* replay, const std::int64_t* indices, std::uint32_t* priorities,
@@ -42,4 +45,8 @@ PEARL_KERNEL pearl_retrieve(const ReplayMemory* replay, const std::int64_t* indi
   }
 }
 
-PEARL_KERNEL pearl_sum_all(const ReplayMemory* replay) { sum_all(*replay, place_here()); }
+PEARL_KERNEL pearl_sum_all(const ReplayMemory* replay) {
+  const Place place = place_here();
+  sum_all(*replay, place);
+  show(*replay, place);
+}

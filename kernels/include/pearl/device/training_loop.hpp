@@ -1,5 +1,6 @@
-// Setting 2 on a parallel device: sample -> gather -> train -> update. One host thread enqueues them, and waits only to
-// publish new weights for the Actors and to answer the host. Batches never leave the device.
+// Setting 2 on a parallel device: sample -> gather -> train -> update. One host thread enqueues many iterations at once,
+// where the device has recordings as one launch, and waits only to publish new weights for the Actors and to answer the
+// host. Batches never leave the device.
 #pragma once
 
 #include <cstddef>
@@ -32,9 +33,26 @@ class DeviceLoop final : public GrantedLoop {
   const ColumnStore& storage() const { return *storage_; }
 
  private:
-  void launch_iteration(double beta, std::int64_t step);
+  // Prepared iterations, as recorded; null while they were only launched.
+  struct Recorded {
+    std::size_t iterations;
+    DeviceLearner::Kind kind;
+    std::unique_ptr<const Recording> launches;
+  };
+  // Memory that recordings have in them, and that others may make anew.
+  struct Places {
+    std::uint64_t build;
+    const void *draws, *rows;
+    bool operator==(const Places&) const = default;
+  };
+
+  void prepare(std::size_t count, double beta);
+  void launch_iteration(std::size_t place);
+  void launch_iterations(std::size_t count);
   LearnerMetrics finish();
   Progress run_iterations(std::int64_t iterations, double beta) override;
+  const float* policy_in_one() override;
+  void fetch_policy();
   void lap(double Seconds::* part);
 
   std::shared_ptr<SumTreeReplay> replay_;
@@ -46,6 +64,9 @@ class DeviceLoop final : public GrantedLoop {
   Stopwatch watch_{seconds_, events_};
   const BatchMemory* sample_ = nullptr;
   DeviceArray<float> priorities_;
+  DeviceArray<float> policy_;  // pinned
+  Places places_{};
+  std::vector<Recorded> recorded_;
 };
 
 }  // namespace pearl::device
