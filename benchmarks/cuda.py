@@ -1,14 +1,20 @@
 """PEARL's CUDA kernels on a GPU, and what PyTorch does there with the replay on the host.
 
-The Replay Manager alone (1,000,000 slots, fanout 16): launches in a row, and from Python with the arrays in the host's
-memory. Iterations of setting 2 (sample, gather, train, update; replays of 100,000 transitions, all filled) by the loop
-in C++; beside them PyTorch's eager step on the GPU, with the native Replay Manager and Data Storage on the host.
+The Replay Manager alone (1,000,000 slots, fanout 16): in a graph of launches, as loops launch it, and from Python with
+the arrays in the host's memory. Gathering Atari transitions from the device's memory, and from the host's, where the
+kernel reads them; with the launch and the wait, beside a copy of as many bytes. Iterations of setting 2 (sample,
+gather, train, update; replays of 100,000 transitions, all filled) by the loop in C++; beside them PyTorch's eager step
+on the GPU with the native Replay Manager and Data Storage on the host, and the same iteration in torch operations
+alone, also compiled, in a CUDA graph.
 `--device cuda:emulator` shows that everything works; its times mean nothing.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,10 +29,11 @@ from pearl.backends.cuda.replay import CudaReplayManager
 from pearl.backends.cuda.storage import CudaDataStorage
 from pearl.learner.torch_learner import TorchLearner
 from pearl.replay import DataStorage, make_replay_manager
-from pearl.spec import ReplaySpec, TransitionSpec
+from pearl.spec import FieldSpec, ReplaySpec, TransitionSpec
 
 SLOTS = 1_000_000
 CAPACITY = 100_000
+ATARI_SLOTS, ATARI_BATCH = 20_000, 512
 CASES = (
     ("DQN", (64, 64), 32), ("DQN", (256, 256), 512), ("TD3", (256, 256), 256), ("SAC", (256, 256), 256),
     ("TD3", (256, 256), 32_768),
@@ -34,43 +41,78 @@ CASES = (
 
 
 def replay_rows(device: str, slots: int, repeats: int, launches: int) -> Iterator[Row]:
-    """The Replay Manager's operations."""
+    """The Replay Manager's operations, `launches` in a recorded graph."""
     replay = CudaReplayManager(slots, device=device, seed=0)
     replay.insert(np.arange(slots), np.random.default_rng(0).random(slots, np.float32) + 0.01)
     empty = [time / launches for time in replay.queue.launch_times_us(launches, repeats)]
     for batch in (256, 1024):
         priorities = replay.queue.shared_floats(batch)
         priorities[:] = 1.0
-        kernel = replay.kernel
-
-        def drawn(kernel: Any = kernel, batch: int = batch) -> None:
-            kernel.launch_sample(batch, 0.4)
-
-        def updated(kernel: Any = kernel, priorities: np.ndarray = priorities) -> None:
-            kernel.launch_update(priorities)
-
-        for name, launch in (("sample", drawn), ("update", updated)):
-            times = [_in_a_row(launch, kernel.check, launches) for _ in range(repeats)]
-            yield Row.of(
-                f"{name} {batch:,} of {slots:,}, launches in a row", "us", "lower", times, "empty launch", empty
-            )
+        both = np.zeros(repeats)
+        for name, given in (("sample", None), ("update", priorities)):
+            times = replay.kernel.times_us(batch, given, launches, repeats)
+            both += times
+            yield Row.of(f"{name} {batch:,} of {slots:,}, in a graph", "us", "lower", times, "empty launch", empty)
+        theirs = [] if device == EMULATOR else _torch_replay_us(device, slots, batch, launches, repeats)
+        case = f"sample, then update {batch:,} of {slots:,}, in a graph"
+        yield Row.of(case, "us", "lower", both, "torch: cumulative sum and search", theirs)
 
         def from_python(batch: int = batch) -> None:
             sample = replay.sample(batch)
             replay.update(sample.indices, sample.weights, sample.generations)
 
+        from_python()
         times = [microseconds(from_python, launches) for _ in range(repeats)]
         yield Row.of(f"sample and update {batch:,} of {slots:,}, from Python", "us", "lower", times)
 
 
-def _in_a_row(launch: Callable[[], None], wait: Callable[[], None], count: int) -> float:
-    def work() -> None:
-        for _ in range(count):
-            launch()
-        wait()
+def _torch_replay_us(device: str, slots: int, batch: int, launches: int, repeats: int) -> list[float]:
+    """Microseconds of a draw and an update in torch, of `launches` in a graph."""
+    import torch
 
-    work()  # warms up
-    return microseconds(work, 1) / count
+    from benchmarks.cuda_torch import TorchReplay, graph_of
+
+    replay = TorchReplay.filled(slots, device)
+    priorities = torch.ones(batch, device=device)
+
+    def work() -> None:
+        for _ in range(launches):
+            replay.update(replay.draw(batch)[0], priorities)
+
+    launch = graph_of(work)
+
+    def timed() -> None:
+        launch()
+        torch.cuda.synchronize()
+
+    return [microseconds(timed, 1) / launches for _ in range(repeats + 1)][1:]
+
+
+def gather_rows(device: str, slots: int, repeats: int) -> Iterator[Row]:
+    """Gathering Atari transitions, from the device's memory and without a copy from the host's, beside a plain copy."""
+    image = FieldSpec("obs", (4, 84, 84), "uint8")
+    spec = TransitionSpec((image, dataclasses.replace(image, name="next_obs"), FieldSpec("reward", (), "float32")))
+    rng = np.random.default_rng(0)
+    rows = {f.name: rng.integers(0, 256, (slots, *f.shape)).astype(f.dtype) for f in spec.fields}
+    nbytes = ATARI_BATCH * spec.nbytes
+    for memory, read in (("device", False), ("pinned", True)):
+        storage = CudaDataStorage(spec, slots, device, memory=memory)
+        storage.insert(rows)
+        drawn = [rng.integers(0, slots, ATARI_BATCH) for _ in range(repeats + 1)]
+        queue, kernel = storage.queue, storage.kernel
+
+        def gather(indices: np.ndarray, kernel: Any = kernel) -> object:
+            return kernel.gather_there(indices)
+
+        times = [microseconds(functools.partial(gather, indices), 1) for indices in drawn][1:]
+        if read:
+            peer, plain = "copy from pinned memory", queue.copy_times_us(nbytes, True, repeats, pinned=True)
+        else:
+            peer, plain = "copy within the device", queue.memory_times_us(nbytes, repeats)
+        ours, theirs = ([nbytes / time / 1e3 for time in found] for found in (times, plain))
+        case = f"gather {ATARI_BATCH} Atari transitions from {memory} memory"
+        yield Row.of(case, "GB/s", "higher", ours, peer, theirs)
+        storage.close()
 
 
 def iteration_rows(
@@ -93,15 +135,42 @@ def iteration_rows(
             times = [ours.run(iterations) for _ in range(repeats)]
             yield Row.of(f"iteration {case.name}", "us", "lower", times)
             continue
-        theirs = _eager(case, "cpu" if device == EMULATOR else device, Filled.of(trainer, capacity, on_host))
-        counts = [iterations, max(1, iterations // 4)]
-        values = alternate([ours.run, lambda count, call=theirs: microseconds(call, count)], counts, repeats)
-        yield Row.of(f"iteration {case.name}", "us", "lower", values[0], "torch eager, replay on host", values[1])
+        there = "cpu" if device == EMULATOR else device
+        eager = _eager(case, there, Filled.of(trainer, capacity, on_host))
+        peers = {"torch eager, replay on host": lambda count, call=eager: microseconds(call, count)}
+        for name, compiled in (("torch in a CUDA graph", False), ("torch compiled, in a CUDA graph", True)):
+            if not compiled or device != EMULATOR:
+                peers[name] = _torch_iterations(case, capacity, there, compiled=compiled)
+        counts = [iterations, *(max(2, iterations // 4) for _ in peers)]
+        values = alternate([ours.run, *peers.values()], counts, repeats)
+        for name, theirs in zip(peers, values[1:], strict=True):
+            yield Row.of(f"iteration {case.name}", "us", "lower", values[0], name, theirs)
+
+
+def _torch_iterations(case: Case, slots: int, device: str, *, compiled: bool) -> Callable[[int], float]:
+    """Microseconds of an iteration in torch operations alone, mean of as many as are asked for."""
+    import torch
+
+    from benchmarks.cuda_torch import TorchIterations
+
+    iterations = TorchIterations(case, slots, device, compiled=compiled)
+    launch = iterations.launched()
+
+    def timed(count: int) -> float:
+        calls = max(1, count // iterations.together)
+        start = time.perf_counter()
+        for _ in range(calls):
+            launch()
+        if device != "cpu":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - start) / calls / iterations.together * 1e6
+
+    return timed
 
 
 def _eager(case: Case, device: str, filled: Filled) -> Callable[[], None]:
     trainer = case.trainer(device=device) if device != "cpu" else case.trainer()
-    learner = TorchLearner(trainer, device=device)
+    learner = TorchLearner(trainer, device=device, capture=False)
     learner.prepare()
     out = filled.spec.empty(case.batch)
 
@@ -121,9 +190,10 @@ def main() -> None:
     arguments = parser.parse_args()
     quick = arguments.quick
     slots, capacity, repeats = (2_000, 2_000, 2) if quick else (SLOTS, CAPACITY, 15)
-    launches, iterations = (2, 2) if quick else (200, 500)
+    launches, iterations = (2, 2) if quick else (64, 500)
     cases = tuple(Case(*case) for case in (CASES[:1] if quick else CASES))
     rows = shown(replay_rows(arguments.device, slots, repeats, launches))
+    rows += shown(gather_rows(arguments.device, 600 if quick else ATARI_SLOTS, repeats))
     rows += shown(iteration_rows(arguments.device, capacity, repeats, iterations, cases, arguments.alone))
     if not quick and arguments.device != EMULATOR:
         write("cuda", "make bench-cuda", len(os.sched_getaffinity(0)), rows, device=_facts(arguments.device))

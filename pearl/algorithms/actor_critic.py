@@ -65,6 +65,7 @@ _STEP = (
     *("_descend_actor", "_step", "_next_value", "_deal_noise", "_moves_policy"),
     *("_values", "_target_of", "_judged", "_dropping"),
 )
+_STEP_AND_INPUTS = (*_STEP, "judges", "host_inputs", "_draws")
 
 
 class ActorCritic(Trainer):
@@ -323,6 +324,10 @@ class ActorCritic(Trainer):
             RuleParameters(parts._actor_flat, "actor_optimizer", parts.actor_optimizer, target_actor),
         )
 
+    def step_kind(self) -> tuple[object, ...] | str:
+        """Which phases the step has."""
+        return self._kind_unless_overridden(tuple(phase.name for phase in self.phases), _STEP_AND_INPUTS)
+
     @property
     def _critic_phase(self) -> Phase:
         return Phase("critic", self._compute_critic, self._apply_critic)
@@ -471,10 +476,27 @@ class TwinCriticTrainer(ActorCritic):
         seed = int(self.parts.noise_seed.item())
         return _native.normal_noise(seed, self.gradient_steps, draw, rows, self.action_size)
 
+    @property
+    def _draws(self) -> int:
+        """How often the next step calls `draw_noise` for a batch."""
+        return 1
+
+    def host_inputs(self, rows: int) -> tuple[torch.Tensor, ...]:
+        """The noise `(rows, action size)` of each draw."""
+        draws = range(self._draws)
+        if overridden(self, TwinCriticTrainer, ("draw_noise",)):
+            return tuple(self.draw_noise(rows, draw) for draw in draws)
+        return tuple(torch.from_numpy(self._noise(rows, draw)) for draw in draws)
+
+    def end_of_step(self) -> None:
+        """Count the step, then `finish_step`."""
+        super().end_of_step()
+        self._undealt, self._first_row = None, 0
+
     def _deal_noise(self, rows: int, batch_size: int, draw: int) -> torch.Tensor:
         """The noise of the next `rows` of a batch: sub-batches get the same noise as the whole batch."""
         if self._undealt is None or len(self._undealt) == 0:
-            self._undealt = self.draw_noise(batch_size, draw)
+            self._undealt = self.draw_noise(batch_size, draw) if self._inputs is None else self._inputs[draw]
         self._first_row = batch_size - len(self._undealt)
         dealt, self._undealt = self._undealt[:rows], self._undealt[rows:]
         return dealt

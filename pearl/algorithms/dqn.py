@@ -57,7 +57,7 @@ from pearl.learner.flat import FlatParameters
 from pearl.schedules import Schedule
 from pearl.spec import NEXT_ACTION_MASK, TransitionSpec
 
-_STEP = ("update_policy", "end_of_step", "phases", "finish_step", "_compute", "_apply")
+_STEP = ("update_policy", "end_of_step", "phases", "finish_step", "_compute", "_apply", "_copies_target")
 
 
 class DQN(Trainer):
@@ -272,8 +272,15 @@ class DQN(Trainer):
         """Hard or Polyak target update."""
         if self.tau < 1.0:
             self._target_flat.move_toward(self._q_flat, self.tau)
-        elif self.gradient_steps % self.target_update_interval == 0:
+        elif self._copies_target():
             self._target_flat.copy_from(self._q_flat)
+
+    def _copies_target(self, ahead: int = 0) -> bool:
+        return (self.gradient_steps + ahead) % self.target_update_interval == 0
+
+    def step_kind(self) -> tuple[object, ...] | str:
+        """Whether the step copies the network to its target."""
+        return self._kind_unless_overridden((self.tau >= 1.0 and self._copies_target(1),), _STEP)
 
     def update_rule(self) -> UpdateRule:
         """One network of action values; the policy takes the action with the largest."""

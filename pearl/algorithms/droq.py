@@ -79,6 +79,12 @@ class DroQ(REDQ):
         finally:
             self._dropout_draw.end()
 
+    def step_kind(self) -> tuple[object, ...] | str:
+        """Which phases the step has; a text with dropout, whose masks the host draws."""
+        if self.dropout > 0:
+            return f"{type(self).__name__} draws the masks of dropout on the host"
+        return super().step_kind()
+
     def _target_of(self, next_obs: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
         with self._dropping(_TARGET):
             return super()._target_of(next_obs, unit)

@@ -73,6 +73,12 @@ class REDQ(SAC):
         moves = (self.gradient_steps + 1) % self.policy_delay == 0
         return (self._critic_phase, self._actor_phase) if moves else (self._critic_phase,)
 
+    def step_kind(self) -> tuple[object, ...] | str:
+        """Which phases the step has; a text where the host draws the critics of each step."""
+        if self.target_critics < self.num_critics:
+            return f"{type(self).__name__} draws the critics that judge targets on the host"
+        return super().step_kind()
+
     def judges(self) -> np.ndarray:
         """The numbers `(target_critics,)` of the critics that judge the next step's targets.
 

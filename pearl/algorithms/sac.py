@@ -126,6 +126,10 @@ class SAC(TwinCriticTrainer):
         """The temperature."""
         return {"temperature": math.exp(self.parts.log_alpha.item())}
 
+    @property
+    def _draws(self) -> int:
+        return len(self.phases)  # for the targets' actions, and for the policy's where it moves
+
     def _next_value(self, next_obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         unit, log_prob = self.actor.sample(next_obs, noise)
         return self._target_of(next_obs, unit) - self.log_alpha.exp() * log_prob

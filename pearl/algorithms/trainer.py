@@ -6,6 +6,7 @@ import abc
 import copy
 import dataclasses
 import difflib
+import functools
 import inspect
 import math
 import numbers
@@ -32,7 +33,7 @@ from pearl.algorithms.suggestions import (
     choose_sizes,
 )
 from pearl.algorithms.update_frequency import FREQ, SPELLINGS, STEPS, frequency_of, respelled
-from pearl.algorithms.update_rule import UpdateRule
+from pearl.algorithms.update_rule import UpdateRule, overridden
 from pearl.error_place import described
 from pearl.errors import ConfigurationError, PearlError, TrainerError
 from pearl.exploration import Exploration, PolicySampling, scheduled_values
@@ -155,6 +156,8 @@ class Trainer(abc.ABC):
     reward_standardization: str = "none"
     exploration: Exploration | None = None
     callbacks: Sequence[Any] = ()  # of pearl.callbacks
+
+    _inputs: tuple[torch.Tensor, ...] | None = None  # what `give_inputs` gave
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -568,6 +571,30 @@ class Trainer(abc.ABC):
         self.gradient_steps += 1
         self.finish_step()
 
+    # --- steps that a Learner records and repeats --------------------------------------------------------------------
+
+    def step_kind(self) -> tuple[object, ...] | str:
+        """What decides which operations the next step consists of, besides settings and the shape of the batch.
+
+        On a GPU, a Learner records the operations of a step and repeats them in later steps of an equal kind. Repeated
+        steps run no Python code of the trainer: they only count themselves. So a step must read what changes from step
+        to step from tensors that are changed in place, or from `host_inputs`. A text says why steps cannot be repeated.
+        """
+        return f"{type(self).__name__} does not define step_kind()"
+
+    def _kind_unless_overridden(self, kind: tuple[object, ...], names: tuple[str, ...]) -> tuple[object, ...] | str:
+        """`kind`, unless the user overrides one of the members `names` of the algorithm's step."""
+        own = next((name for name in names if name in vars(self)), None) or _users_override(type(self), names)
+        return kind if own is None else f"{type(self).__name__} overrides {own}, but not step_kind"
+
+    def host_inputs(self, rows: int) -> tuple[torch.Tensor, ...]:
+        """What the next step, on `rows` transitions, takes from the host in addition to its batch, such as noise."""
+        return ()
+
+    def give_inputs(self, inputs: tuple[torch.Tensor, ...] | None) -> None:
+        """Let the next steps take these copies of their `host_inputs`, on the device; None: they make their own."""
+        self._inputs = inputs
+
 
 def splits_batches(trainer_class: type) -> bool:
     """Whether a Learner may train on a batch in parts, by the phases of a `Trainer`."""
@@ -582,6 +609,13 @@ def is_as_built_in(trainer_class: type) -> bool:
         if any(_is_code(name, value) for name, value in vars(base).items() if name not in _OF_ANY_CLASS):
             return False
     return False
+
+
+@functools.cache
+def _users_override(trainer_class: type[Trainer], names: tuple[str, ...]) -> str | None:
+    """The first of the members `names` of a built-in algorithm that a class derived from it overrides, if any."""
+    built_in = next(base for base in trainer_class.__mro__ if base.__module__.startswith("pearl."))
+    return overridden(trainer_class, built_in, tuple(name for name in names if hasattr(built_in, name)))
 
 
 def _is_code(name: str, value: object) -> bool:

@@ -62,10 +62,13 @@ class FusedLoop(Protocol):
 
 
 class FusedIteration(Protocol):
-    """One iteration of setting 2 on one device: sample, train, update, without a batch on the host."""
+    """Iterations of setting 2 on one device: sample, train, update, without a batch on the host."""
 
-    def train(self, beta: float) -> float:
-        """Run the iteration; returns the batch's mean absolute TD error."""
+    def train(self, beta: float) -> None:
+        """Run an iteration, or begin it."""
+
+    def finish(self) -> float:
+        """Wait for the iterations since the last call; the sum of their batches' mean absolute TD errors."""
 
     def last_batch(self) -> tuple[np.ndarray, np.ndarray]:
         """Slots and importance weights of the last batch, whether trained or failed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,6 +26,10 @@ from pearl.lazy_torch import torch
 from pearl.learner.protocol import StepResult
 from pearl.learner.trainer_learner import TrainerLearner
 
+if TYPE_CHECKING:
+    from pearl.backends.cuda.torch_iteration import TorchIteration
+    from pearl.backends.cuda.torch_steps import TorchSteps
+
 _CALLS_US = 40.0  # of a step, for each tensor that it trains; about 100 were measured on an AMD EPYC
 
 
@@ -41,8 +46,9 @@ class TorchLearner(TrainerLearner[TrainerLike]):
     """Trains `trainer` on `device`.
 
     `threads` is torch's intra-operator parallelism on the CPU. `sub_batches` splits a batch; the gradients are added
-    before the weights are updated. On CUDA each sub-batch has a stream, so that transfers overlap training.
-    With `keep_gradients`, each step returns the gradients of all optimizers that are attributes of the trainer.
+    before the weights are updated. On CUDA each sub-batch has a stream, so that transfers and computations overlap, and
+    with `capture`, steps are recorded in CUDA graphs and replayed (docs/cuda.md). With `keep_gradients`, each step
+    returns the gradients of all optimizers that are attributes of the trainer; such steps are not recorded.
     """
 
     backend = "torch"
@@ -55,6 +61,7 @@ class TorchLearner(TrainerLearner[TrainerLike]):
         threads: int = 1,
         sub_batches: int = 1,
         keep_gradients: bool = False,
+        capture: bool = True,
     ) -> None:
         if sub_batches < 1 or threads < 1:
             raise ConfigurationError(f"threads and sub_batches must be at least 1; found {threads}, {sub_batches}.")
@@ -74,58 +81,67 @@ class TorchLearner(TrainerLearner[TrainerLike]):
         self.sub_batches = sub_batches
         self._torch_device = torch.device(device)
         self._batch = batch_type_of(trainer)
-        self._streams: list[torch.cuda.Stream] = []
-        self._pinned: dict[str, torch.Tensor] = {}
         self._gradients: list[torch.Tensor] | None = [] if keep_gradients else None
         for value in vars(trainer).values() if keep_gradients else ():
             if isinstance(value, torch.optim.Optimizer):
                 value.register_step_pre_hook(self._keep_gradients)
+        self._cuda_steps: TorchSteps | None = None
+        if self._torch_device.type == "cuda":
+            from pearl.backends.cuda.graphs import CudaGraphs
+            from pearl.backends.cuda.torch_steps import TorchSteps
+
+            graphs, captures = CudaGraphs(self._torch_device), capture and not keep_gradients
+            self._cuda_steps = TorchSteps(trainer, self._batch, graphs, sub_batches=sub_batches, capture=captures)
 
     least_step_us = staticmethod(least_step_us)
 
     def prepare(self) -> None:
-        """Set this thread's core count; on CUDA, make the sub-batches' streams."""
+        """Set this thread's core count."""
         torch.set_num_threads(self.threads)
-        if self._torch_device.type == "cuda":
-            self._streams = [
-                torch.cuda.Stream(self._torch_device)  # type: ignore[no-untyped-call]
-                for _ in range(self.sub_batches)
-            ]
 
     def step(self, batch: Mapping[str, np.ndarray | torch.Tensor], weights: np.ndarray | torch.Tensor) -> StepResult:
         """One step; its metrics are the mean absolute TD error and the trainer's own."""
         columns = [_tensor(batch[name]) for name in self._batch._fields]
-        importance = _tensor(weights)
-        if self._torch_device.type == "cuda":
-            priorities = self._step_cuda(columns, importance)
-        elif self.sub_batches > 1:
-            priorities = self._step_in_parts(self._batch(*columns), importance)
-        else:
-            priorities = self.trainer.update_policy(self._batch(*columns), importance)
-        is_tensor = isinstance(priorities, torch.Tensor)
-        if not is_tensor or tuple(priorities.shape) != (len(importance),):
-            found = f"shape {tuple(priorities.shape)}" if is_tensor else f"a {type(priorities).__name__}"
-            column = is_tensor and priorities.numel() == len(importance)
-            raise TrainerError(
-                f"{type(self.trainer).__name__}.update_policy() must return a tensor of shape ({len(importance)},), a "
-                f"priority for each transition; found {found}."
-                # With targets of shape (batch,), values of shape (batch, 1) give errors of shape (batch, batch).
-                + (" Return priorities.squeeze(1), and look for other values of that shape." if column else "")
-            )
-        result = priorities.detach().to("cpu", torch.float32).numpy()
-        td_error = float(result.mean())
-        if not math.isfinite(td_error):
-            raise TrainerError(
-                f"The training step diverged: {int((~np.isfinite(result)).sum())} of {len(result)} priorities are not "
-                "finite. Look at the batch for NaN or huge observations and rewards; a smaller learning rate or "
-                "max_grad_norm may help. Do not use these weights: --resume continues from the last checkpoint."
-            )
+        result = self.step_on_device(columns, _tensor(weights)).to("cpu", torch.float32).numpy()
+        td_error = mean_td_error(result)
         own = self.trainer.metrics() if isinstance(self.trainer, Trainer) else {}
         gradients = None
         if self._gradients is not None:
             gradients = torch.cat(self._gradients or [torch.empty(0)]).numpy()
             self._gradients.clear()
         return StepResult(result, td_error, {"td_error": td_error, **own}, gradients)
+
+    def step_on_device(self, columns: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
+        """A step on `columns` with `weights`; the priorities `(batch,)`, for which nothing waits.
+
+        Raises TrainerError for priorities of another shape.
+        """
+        if self._cuda_steps is not None:
+            priorities = self._cuda_steps.step(columns, weights)
+        elif self.sub_batches > 1:
+            priorities = self._step_in_parts(self._batch(*columns), weights)
+        else:
+            priorities = self.trainer.update_policy(self._batch(*columns), weights)
+        is_tensor = isinstance(priorities, torch.Tensor)
+        if not is_tensor or tuple(priorities.shape) != (len(weights),):
+            found = f"shape {tuple(priorities.shape)}" if is_tensor else f"a {type(priorities).__name__}"
+            column = is_tensor and priorities.numel() == len(weights)
+            raise TrainerError(
+                f"{type(self.trainer).__name__}.update_policy() must return a tensor of shape ({len(weights)},), a "
+                f"priority for each transition; found {found}."
+                # With targets of shape (batch,), values of shape (batch, 1) give errors of shape (batch, batch).
+                + (" Return priorities.squeeze(1), and look for other values of that shape." if column else "")
+            )
+        return priorities.detach()
+
+    def fused_iteration(self, replay: object, storage: object, batch_size: int) -> TorchIteration | None:
+        """Iterations whose batches stay on the GPU; None if `replay` or `storage` is elsewhere."""
+        if self._cuda_steps is None or self._gradients is not None:
+            return None
+        from pearl.backends.cuda.torch_iteration import iteration_on
+
+        device = self._cuda_steps.device
+        return iteration_on(device, self.step_on_device, self._batch._fields, replay, storage, batch_size)
 
     def _keep_gradients(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         assert self._gradients is not None
@@ -149,51 +165,23 @@ class TorchLearner(TrainerLearner[TrainerLike]):
         trainer.end_of_step()
         return torch.cat(priorities)
 
-    def _step_cuda(self, columns: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
-        rows = len(weights)
-        if self.sub_batches == 1:
-            names = (*self._batch._fields, "weights")
-            moved = [self._upload(n, c) for n, c in zip(names, (*columns, weights), strict=True)]
-            return self.trainer.update_policy(self._batch(*moved[:-1]), moved[-1])
-        trainer = self.trainer
-        assert isinstance(trainer, Trainer)
-        main = torch.cuda.current_stream(self._torch_device)
-        parts = self._parts(rows)
-        uploaded: list[tuple[Batch, torch.Tensor]] = []
-        for stream, (a, b) in zip(self._streams, parts, strict=False):
-            stream.wait_stream(main)
-            with torch.cuda.stream(stream):
-                moved = [self._upload(f"{n}{a}", c[a:b]) for n, c in zip(self._batch._fields, columns, strict=True)]
-                uploaded.append((self._batch(*moved), self._upload(f"weights{a}", weights[a:b])))
-        priorities: list[torch.Tensor] = []
-        for phase in trainer.phases:
-            computed: list[torch.Tensor | None] = []
-            for stream, (part, part_weights) in zip(self._streams, uploaded, strict=False):
-                stream.wait_stream(main)
-                with torch.cuda.stream(stream):
-                    computed.append(phase.compute(part, part_weights, rows))
-                # Gradients add into one buffer: the next stream's backward starts after this one's.
-                main.wait_stream(stream)
-            phase.apply()
-            priorities = [c for c in computed if c is not None] or priorities
-        trainer.end_of_step()
-        return torch.cat(priorities)
-
-    def _upload(self, name: str, host: torch.Tensor) -> torch.Tensor:
-        if host.device == self._torch_device:
-            return host
-        # A copy from pageable memory would block, so the staging buffer is pinned. It is reused: the step ends with a
-        # synchronising read of the priorities, so no copy is in progress when the next step refills it.
-        staging = self._pinned.get(name)
-        if staging is None or staging.shape != host.shape or staging.dtype != host.dtype:
-            staging = self._pinned[name] = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)
-        staging.copy_(host)
-        return staging.to(self._torch_device, non_blocking=True)
-
 
 def load_policy_weights(trainer: TrainerLike, weights: np.ndarray) -> None:
     """Copy a policy snapshot `(weight_count,)` float32 into the trainer's own modules."""
     load_concatenated(weights, policy_tensors(trainer))
+
+
+def mean_td_error(priorities: np.ndarray) -> float:
+    """The mean of priorities `(batch,)`; TrainerError if it is not finite."""
+    mean = float(priorities.mean())
+    if not math.isfinite(mean):
+        wrong = int((~np.isfinite(priorities)).sum())
+        raise TrainerError(
+            f"The training step diverged: {wrong} of {len(priorities)} priorities are not finite. Look at the batch "
+            "for NaN or huge observations and rewards; a smaller learning rate or max_grad_norm may help. Do not use "
+            "these weights: --resume continues from the last checkpoint."
+        )
+    return mean
 
 
 def _tensor(column: np.ndarray | torch.Tensor) -> torch.Tensor:

@@ -365,8 +365,9 @@ class _AnyIteration:
         self._batch_size = len(next(iter(batch.values())))
         self._sampling = sampling
         self._sample = Sample(np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.uint32))
+        self._td_errors = 0.0
 
-    def train(self, beta: float) -> float:
+    def train(self, beta: float) -> None:
         with self._sampling:
             self._clock.begin()
             self._sample = sample = self._replay.sample(self._batch_size, beta)
@@ -377,7 +378,11 @@ class _AnyIteration:
         self._clock.end("train")
         self._replay.update(sample.indices, result.priorities, sample.generations)
         self._clock.end("update")
-        return result.td_error
+        self._td_errors += result.td_error
+
+    def finish(self) -> float:
+        found, self._td_errors = self._td_errors, 0.0
+        return found
 
     def last_batch(self) -> _Trained:
         return self._sample.indices, self._sample.weights, list(self._batch.values())
@@ -397,12 +402,17 @@ class _FusedIteration:
         self._fused, self._storage, self._batch, self._sampling = fused, storage, batch, sampling
         self._clock = clock
 
-    def train(self, beta: float) -> float:
+    def train(self, beta: float) -> None:
         with self._sampling:
             self._clock.begin()
-            td_error = self._fused.train(beta)
+            self._fused.train(beta)
             self._clock.end("train")  # of which the device does not tell the parts
-        return td_error
+
+    def finish(self) -> float:
+        self._clock.begin()
+        found = self._fused.finish()
+        self._clock.end("train")
+        return found
 
     def last_batch(self) -> _Trained:
         indices, weights = self._fused.last_batch()
@@ -439,10 +449,10 @@ class _InterpretedLoop:
         if found is None:
             return False
         iterations, beta = int(found[0]["iterations"][0]), float(found[0]["beta"][0])
-        td_error = 0.0
         for _ in range(iterations):
-            td_error += self._iteration.train(beta)
+            self._iteration.train(beta)
             self._publisher.stepped(self._clock)
+        td_error = self._iteration.finish()
         done = self._ldq.reserve(timeout_s=60.0)
         if done is None:
             raise PearlError("The host did not read the training loop's progress for 60 s.")

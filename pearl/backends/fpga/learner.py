@@ -122,11 +122,12 @@ class JoinedTraining:
         self, learner: FpgaLearner, replay: FpgaReplayManager, storage: SyclDataStorage, batch_size: int
     ) -> None:
         self._learner, self._replay = learner, replay
+        self._td_errors = 0.0
         learner.refresh()
         learner.kernel.join(replay.kernel, storage.kernel, batch_size)
 
-    def train(self, beta: float) -> float:
-        """One iteration with importance weights of exponent `beta`; the batch's mean absolute TD error.
+    def train(self, beta: float) -> None:
+        """One iteration with importance weights of exponent `beta`.
 
         Raises TrainerError if loss or gradients are not finite, or an action is not one of the environment's: then no
         weight has moved, unless the message says so. Raises DeviceError if the pipeline stalls.
@@ -135,7 +136,12 @@ class JoinedTraining:
         self._learner.refresh()
         metrics = self._learner.kernel.train(trainer.gradient_steps, beta)
         trainer.gradient_steps += 1
-        return metrics["td_error"]
+        self._td_errors += metrics["td_error"]
+
+    def finish(self) -> float:
+        """The sum of the mean absolute TD errors since the last call."""
+        found, self._td_errors = self._td_errors, 0.0
+        return found
 
     def last_batch(self) -> tuple[np.ndarray, np.ndarray]:
         """Slots `(batch,)` int64 and importance weights `(batch,)` float32 of the last iteration."""

@@ -1,0 +1,106 @@
+"""Streams, pinned memory and graphs of a GPU: all that the torch Learner's steps ask of `torch.cuda`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
+
+from pearl.lazy_torch import torch
+
+T = TypeVar("T")
+
+
+class Graph(Protocol):
+    """Recorded operations."""
+
+    def replay(self) -> None:
+        """Run them again, on the same memory, on the current stream."""
+
+
+class Event(Protocol):
+    """A moment of a stream."""
+
+    def synchronize(self) -> None:
+        """Wait until the stream is there."""
+
+
+class CudaGraphs:
+    """The streams of a Learner on `device`: a main one, and one for each part of a batch that is trained in parts."""
+
+    def __init__(self, device: torch.device) -> None:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", index)
+        self._main = self._stream()
+        self._parts: list[torch.cuda.Stream] = []
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def _stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+
+    def pinned(self, size: int) -> torch.Tensor:
+        """Memory of the host, `(size,)` bytes, from which copies to the device do not block."""
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def is_on_host(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor must be copied to the device."""
+        return tensor.device.type == "cpu"
+
+    def record(self) -> Event:
+        """The moment when the current stream has done what it has to do so far."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    @contextlib.contextmanager
+    def main(self) -> Iterator[None]:
+        """Run on the main stream: after what the caller's stream has to do, before what follows there."""
+        caller = torch.cuda.current_stream(self.device)
+        self._main.wait_stream(caller)
+        try:
+            with torch.cuda.stream(self._main):
+                yield
+        finally:
+            caller.wait_stream(self._main)
+
+    @contextlib.contextmanager
+    def part(self, number: int) -> Iterator[None]:
+        """Run on the stream of part `number`: after what the main stream has to do."""
+        while len(self._parts) <= number:
+            self._parts.append(self._stream())
+        self._parts[number].wait_stream(self._main)
+        with torch.cuda.stream(self._parts[number]):
+            yield
+
+    def join(self, parts: int) -> None:
+        """Let the main stream wait for the streams of the first `parts` parts."""
+        for stream in self._parts[:parts]:
+            self._main.wait_stream(stream)
+
+    def forget(self) -> None:
+        """All graphs have been dropped: the next ones get other memory, as torch takes none that no graph uses."""
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(self, step: Callable[[], T]) -> tuple[Graph, T]:
+        """Record what `step` does on the main stream, without running it; also returns what it returned.
+
+        Tensors that `step` makes are in memory that graphs share: they hold what was computed until the next replay of
+        any graph. Raises what `step` raises, also for operations that cannot be recorded.
+        """
+        graph = torch.cuda.CUDAGraph()
+        generator = torch.cuda.default_generators[self.device.index]
+        random_state = generator.clone_state()
+        error: Exception | None = None
+        try:
+            # Other threads may allocate memory meanwhile: "thread_local".
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._main, capture_error_mode="thread_local"):
+                try:
+                    result = step()
+                except Exception as found:
+                    error = found
+                    raise
+        except Exception as invalidated:
+            # A failed capture leaves the generator marked as capturing: it would refuse to draw.
+            generator.graphsafe_set_state(random_state)
+            raise error or invalidated from None
+        return graph, result
