@@ -213,7 +213,7 @@ bench-cuda: setup  ## PEARL's CUDA kernels on a GPU against PyTorch there; BENCH
 	$(BIN)/python -m benchmarks.cuda $(BENCH_ARGS)
 
 # With the machine's own Python and torch; CHECK_ARGS="--wheels FOLDER" where there is no network.
-gpu-check:  ## On a machine with an NVIDIA GPU: build, CUDA tests, compute-sanitizer, benchmarks
+gpu-check:  ## On a machine with an NVIDIA GPU: build, CUDA tests, benchmarks, compute-sanitizer
 	$(PYTHON) benchmarks/gpu_check.py $(CHECK_ARGS)
 
 bench-fpga: setup sycl  ## FPGA pipelines on the emulator: the cost of working there; BENCH_ARGS=--quick for a look

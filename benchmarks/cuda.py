@@ -5,7 +5,7 @@ the arrays in the host's memory. Gathering Atari transitions from the device's m
 kernel reads them; with the launch and the wait, beside a copy of as many bytes. Iterations of setting 2 (sample,
 gather, train, update; replays of 100,000 transitions, all filled) by the loop in C++; beside them PyTorch's eager step
 on the GPU with the native Replay Manager and Data Storage on the host, and the same iteration in torch operations
-alone, also compiled, in a CUDA graph.
+alone in a CUDA graph. With `--compiled`, also compiled. Last, a network of convolutions, trained by torch.
 `--device cuda:emulator` shows that everything works; its times mean nothing.
 """
 
@@ -14,15 +14,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from benchmarks.record import Row, shown, write
 from benchmarks.timing import alternate, microseconds, options
 from benchmarks.workload import Case, Filled, Loop
+from pearl.algorithms import DQN
 from pearl.backends.cuda.device import EMULATOR
 from pearl.backends.cuda.learner import CudaLearner
 from pearl.backends.cuda.replay import CudaReplayManager
@@ -33,7 +36,7 @@ from pearl.spec import FieldSpec, ReplaySpec, TransitionSpec
 
 SLOTS = 1_000_000
 CAPACITY = 100_000
-ATARI_SLOTS, ATARI_BATCH = 20_000, 512
+ATARI_SLOTS, ATARI_BATCH, PIXEL_BATCH = 20_000, 512, 512
 CASES = (
     ("DQN", (64, 64), 32), ("DQN", (256, 256), 512), ("TD3", (256, 256), 256), ("SAC", (256, 256), 256),
     ("TD3", (256, 256), 32_768),
@@ -116,7 +119,7 @@ def gather_rows(device: str, slots: int, repeats: int) -> Iterator[Row]:
 
 
 def iteration_rows(
-    device: str, capacity: int, repeats: int, iterations: int, cases: tuple[Case, ...], alone: bool
+    device: str, capacity: int, repeats: int, iterations: int, cases: tuple[Case, ...], alone: bool, compiled: bool
 ) -> Iterator[Row]:
     """Iterations of setting 2 and, unless `alone`, PyTorch's with the replay on the host."""
 
@@ -130,21 +133,24 @@ def iteration_rows(
     for case in cases:
         trainer = case.trainer()
         learner = CudaLearner(trainer, device=device)
-        ours = Loop(learner, Filled.of(trainer, capacity, on_device), case.batch, weight_sync_interval=8)
-        if alone:
+        filled = Filled.of(trainer, capacity, on_device)
+        for interval in (8, 64):  # how many are one graph
+            ours = Loop(learner, filled, case.batch, weight_sync_interval=interval)
+            ours.run(2 * interval)  # records
             times = [ours.run(iterations) for _ in range(repeats)]
-            yield Row.of(f"iteration {case.name}", "us", "lower", times)
+            yield Row.of(f"iteration {case.name}, policy every {interval}", "us", "lower", times)
+        if alone:
             continue
         there = "cpu" if device == EMULATOR else device
         eager = _eager(case, there, Filled.of(trainer, capacity, on_host))
         peers = {"torch eager, replay on host": lambda count, call=eager: microseconds(call, count)}
-        for name, compiled in (("torch in a CUDA graph", False), ("torch compiled, in a CUDA graph", True)):
-            if not compiled or device != EMULATOR:
-                peers[name] = _torch_iterations(case, capacity, there, compiled=compiled)
+        peers["torch in a CUDA graph"] = _torch_iterations(case, capacity, there, compiled=False)
+        if compiled and device != EMULATOR:
+            peers["torch compiled, in a CUDA graph"] = _torch_iterations(case, capacity, there, compiled=True)
         counts = [iterations, *(max(2, iterations // 4) for _ in peers)]
         values = alternate([ours.run, *peers.values()], counts, repeats)
         for name, theirs in zip(peers, values[1:], strict=True):
-            yield Row.of(f"iteration {case.name}", "us", "lower", values[0], name, theirs)
+            yield Row.of(f"iteration {case.name}, policy every {interval}", "us", "lower", values[0], name, theirs)
 
 
 def _torch_iterations(case: Case, slots: int, device: str, *, compiled: bool) -> Callable[[int], float]:
@@ -168,14 +174,63 @@ def _torch_iterations(case: Case, slots: int, device: str, *, compiled: bool) ->
     return timed
 
 
+def pixel_rows(device: str, capacity: int, repeats: int, iterations: int, compiled: bool) -> Iterator[Row]:
+    """Nature CNN: torch's steps in graphs with the replay on the GPU; as written, or compiled, with it on the host."""
+    images, actions = spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(6)
+
+    def trainer() -> Any:
+        return DQN(images, actions, seed=0, device=device)
+
+    learner = TorchLearner(trainer(), device=device)
+    learner.prepare()
+    replay = make_replay_manager(ReplaySpec(capacity), seed=0, backend="cuda", device=device)
+    filled = Filled.of(learner.trainer, capacity, lambda spec, slots: (replay, CudaDataStorage(spec, slots, device)))
+    ours = learner.fused_iteration(replay, filled.storage, PIXEL_BATCH)
+    assert ours is not None, "its batches stay on the GPU"
+
+    def timed(count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            ours.train(0.4)
+        ours.finish()
+        return (time.perf_counter() - start) / count * 1e6
+
+    host = Filled.of(
+        trainer(),
+        capacity,
+        lambda spec, slots: (make_replay_manager(ReplaySpec(slots), seed=0), DataStorage(spec, slots)),
+    )
+    peers = {"torch eager, replay on host": _eager_of(trainer(), PIXEL_BATCH, device, host)}
+    if compiled:
+        import torch
+
+        theirs = trainer()
+        theirs.update_policy = torch.compile(theirs.update_policy)
+        peers["torch compiled, replay on host"] = _eager_of(theirs, PIXEL_BATCH, device, host)
+    contenders = [timed, *(functools.partial(_repeated, call) for call in peers.values())]
+    for contender in contenders:
+        contender(8)  # records, compiles
+    values = alternate(contenders, [iterations] * len(contenders), repeats)
+    for name, found in zip(peers, values[1:], strict=True):
+        yield Row.of(f"iteration DQN Nature CNN B={PIXEL_BATCH}", "us", "lower", values[0], name, found)
+
+
+def _repeated(call: Callable[[], None], count: int) -> float:
+    return microseconds(call, count)
+
+
 def _eager(case: Case, device: str, filled: Filled) -> Callable[[], None]:
     trainer = case.trainer(device=device) if device != "cpu" else case.trainer()
+    return _eager_of(trainer, case.batch, device, filled)
+
+
+def _eager_of(trainer: Any, batch: int, device: str, filled: Filled) -> Callable[[], None]:
     learner = TorchLearner(trainer, device=device, capture=False)
     learner.prepare()
-    out = filled.spec.empty(case.batch)
+    out = filled.spec.empty(batch)
 
     def iteration() -> None:
-        sample = filled.manager.sample(case.batch)
+        sample = filled.manager.sample(batch)
         result = learner.step(filled.storage.gather(sample.indices, out), sample.weights)
         filled.manager.update(sample.indices, result.priorities, sample.generations)
 
@@ -187,16 +242,26 @@ def main() -> None:
     parser = options(__doc__, "smaller replays, one small case")
     parser.add_argument("--device", default="cuda:0", help="a CUDA device, or cuda:emulator")
     parser.add_argument("--alone", action="store_true", help="without PyTorch's iterations")
+    parser.add_argument("--compiled", action="store_true", help="with torch.compile, which takes minutes")
     arguments = parser.parse_args()
-    quick = arguments.quick
+    quick, device = arguments.quick, arguments.device
     slots, capacity, repeats = (2_000, 2_000, 2) if quick else (SLOTS, CAPACITY, 15)
-    launches, iterations = (2, 2) if quick else (64, 500)
+    launches, iterations = (2, 2) if quick else (64, 512)
     cases = tuple(Case(*case) for case in (CASES[:1] if quick else CASES))
-    rows = shown(replay_rows(arguments.device, slots, repeats, launches))
-    rows += shown(gather_rows(arguments.device, 600 if quick else ATARI_SLOTS, repeats))
-    rows += shown(iteration_rows(arguments.device, capacity, repeats, iterations, cases, arguments.alone))
-    if not quick and arguments.device != EMULATOR:
-        write("cuda", "make bench-cuda", len(os.sched_getaffinity(0)), rows, device=_facts(arguments.device))
+    parts: list[Iterator[Row]] = [
+        replay_rows(device, slots, repeats, launches),
+        gather_rows(device, 600 if quick else ATARI_SLOTS, repeats),
+        iteration_rows(device, capacity, repeats, iterations, cases, arguments.alone, arguments.compiled),
+    ]
+    if device != EMULATOR and not arguments.alone:
+        parts.append(pixel_rows(device, 2_000 if quick else ATARI_SLOTS, repeats, 50, arguments.compiled))
+    rows: list[Row] = []
+    for part in parts:
+        for row in part:
+            rows += shown([row])
+            sys.stdout.flush()
+            if not quick and device != EMULATOR:  # after each row: the machine may be given back meanwhile
+                write("cuda", "make bench-cuda", len(os.sched_getaffinity(0)), rows, device=_facts(device))
 
 
 def _facts(device: str) -> dict[str, str]:

@@ -209,6 +209,20 @@ def test_what_diverges_stops_the_loop_with_its_batch() -> None:
         pass
 
 
+def test_the_batch_that_failed_stays_though_more_iterations_were_launched() -> None:
+    setup = OnDevice(Dueling)
+    setup.run(4 * INTERVAL)
+    rows = {name: column[:CAPACITY].copy() for name, column in setup.rows.items()}
+    rows["reward"][:] = np.nan
+    setup.replay.insert(setup.storage.insert(rows))
+    host = make_replay_manager(ReplaySpec(CAPACITY), seed=5)
+    host.load_state_dict(setup.replay.state_dict())
+    setup.laq.grant(INTERVAL, 0.4)
+    with pytest.raises(TrainerError, match="diverged"):
+        setup.loop.run_once()
+    np.testing.assert_array_equal(setup.loop.last_batch()["indices"], host.sample(BATCH, 0.4).indices)
+
+
 def test_what_is_not_on_the_device_throughout_is_interpreted() -> None:
     class HostStorage(OnDevice):
         def make_storage(self, spec: TransitionSpec, **options: Any) -> Any:

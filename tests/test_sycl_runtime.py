@@ -337,7 +337,7 @@ def compile_all(source: Path, selector: str, **macros: int) -> None:
     text = source.read_text(encoding="utf-8")
     text = "".join(f"#define {name} {value}\n" for name, value in macros.items()) + text
     included = [ROOT / "kernels" / "include" / name for name in re.findall(r'#include "(\S+)"', text)]
-    entries = "".join(path.read_text(encoding="utf-8") for path in included)
+    entries = text + "".join(path.read_text(encoding="utf-8") for path in included)
     kernels = re.findall(r"PEARL_KERNEL\s+(pearl_\w+)\(", entries)
     assert kernels, f"no kernel was found in {source.name}"
     sycl.sycl_queue(selector).compile(source.name, text, kernels)

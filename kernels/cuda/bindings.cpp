@@ -33,6 +33,8 @@ void bind_queues(py::module_& module) {
            }),
            py::arg("index"), py::arg("compiler"), py::arg("cache"),
            "On device `index`; `compiler` is the path of NVRTC, `cache` a folder for compiled kernels or \"\".")
+      .def_property_readonly("shares_memory", &CudaQueue::shares_memory,
+                             "Whether host and kernels may use managed memory at the same time.")
       .def_property_readonly(
           "stream", [](const CudaQueue& queue) { return reinterpret_cast<std::uintptr_t>(queue.stream()); },
           "The address of the CUDA stream that everything is launched on, for other libraries.")
@@ -49,7 +51,7 @@ void bind_queues(py::module_& module) {
   py::class_<EmulatedQueue, DeviceQueue, std::shared_ptr<EmulatedQueue>>(
       module, "EmulatedQueue", py::module_local(), "CUDA's kernels on the host: functional only.")
       .def(py::init([](std::size_t most_lanes, const std::string& order, std::uint64_t seed) {
-             if (most_lanes < 1 || most_lanes > kMostLanes || most_lanes % kThreadTeam != 0)
+             if (most_lanes < 1 || most_lanes > kMostLanes || most_lanes % 32 != 0)
                throw DeviceError("A block has 1 to " + std::to_string(kMostLanes) + " threads; found " +
                                  std::to_string(most_lanes) + ".");
              return std::make_shared<EmulatedQueue>(most_lanes, order_of(order), seed);

@@ -212,6 +212,8 @@ CudaQueue::~CudaQueue() {
 
 std::string CudaQueue::name() const { return device_->name; }
 
+bool CudaQueue::shares_memory() const { return device_->shares_memory; }
+
 std::shared_ptr<const Kernels> CudaQueue::compile(const std::string& stem, const std::vector<std::string>& kernels,
                                                   const std::vector<std::string>& options) {
   const std::lock_guard lock(device_->mutex);

@@ -26,6 +26,8 @@ class CudaQueue final : public DeviceQueue {
 
   std::string name() const override;
   cuda::Stream stream() const { return stream_; }
+  // Whether the host may touch managed memory while kernels run. If not, Placement::shared is pinned memory.
+  bool shares_memory() const;
   // Compiles kernels/cuda/<stem>.cu.
   std::shared_ptr<const Kernels> compile(const std::string& stem, const std::vector<std::string>& kernels,
                                          const std::vector<std::string>& options = {}) override;

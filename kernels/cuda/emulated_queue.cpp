@@ -68,11 +68,20 @@ void EmulatedQueue::enqueue(const Recording& made) {
     enqueue(*kernel, shape, arguments.data(), arguments.size());
 }
 
+void EmulatedQueue::wait() { refuse_while_recording(); }
+
+// What a GPU does not record.
+void EmulatedQueue::refuse_while_recording() const {
+  if (recording_here) throw DeviceError("Only launches can be recorded.");
+}
+
 void EmulatedQueue::copy(const void* from, void* to, std::size_t bytes) {
+  refuse_while_recording();
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
 std::shared_ptr<void> EmulatedQueue::allocate(std::size_t bytes, Placement) {
+  refuse_while_recording();
   constexpr std::size_t kAlignment = 256;  // as cuMemAlloc's
   if (bytes > SIZE_MAX - kAlignment) throw DeviceError(gigabytes(bytes) + " of memory on " + name() + " were requested.");
   const std::size_t taken = (std::max<std::size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;

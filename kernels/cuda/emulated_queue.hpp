@@ -16,7 +16,7 @@ namespace pearl::device {
 
 class EmulatedQueue final : public DeviceQueue {
  public:
-  // Blocks have at most `most_lanes` threads, whole teams of them, which run in an order given by `order` and, if shuffled, `seed`.
+  // Blocks have at most `most_lanes` threads, whole warps of them, which run in an order given by `order` and, if shuffled, `seed`.
   EmulatedQueue(std::size_t most_lanes, emulator::Order order, std::uint64_t seed)
       : DeviceQueue(false, kThreadTeam, most_lanes, 4), order_(order), seed_(seed) {}
 
@@ -26,7 +26,7 @@ class EmulatedQueue final : public DeviceQueue {
   bool records() const override { return true; }
   void copy_async(const void* from, void* to, std::size_t bytes) override { copy(from, to, bytes); }
   void copy(const void* from, void* to, std::size_t bytes) override;
-  void wait() override {}
+  void wait() override;
   std::shared_ptr<void> allocate(std::size_t bytes, Placement placement) override;
   bool reaches(const void* data) const override;
 
@@ -37,6 +37,7 @@ class EmulatedQueue final : public DeviceQueue {
     std::vector<std::pair<const char*, std::size_t>> pieces;
   };
 
+  void refuse_while_recording() const;
   void enqueue(const Kernel& kernel, const LaunchShape& shape, const Argument* arguments, std::size_t count) override;
   std::unique_ptr<const Recording> recorded(const std::function<void()>& work) override;
   void enqueue(const Recording& recording) override;

@@ -14,12 +14,12 @@ const pearl::emulator::Registered registered{{
     {"column_store", "", "pearl_copy_rows", &call<pearl_copy_rows>},
     {"gae", "", "pearl_gae", &call<pearl_gae>},
     {"probe", "", "pearl_increment", &call<pearl_increment>},
+    {"sum_tree_replay", "", "pearl_draw", &call<pearl_draw>},
     {"sum_tree_replay", "", "pearl_insert", &call<pearl_insert>},
     {"sum_tree_replay", "", "pearl_retrieve", &call<pearl_retrieve>},
-    {"sum_tree_replay", "", "pearl_sample", &call<pearl_sample>},
-    {"sum_tree_replay", "", "pearl_sample_rows", &call<pearl_sample_rows>},
     {"sum_tree_replay", "", "pearl_sum_all", &call<pearl_sum_all>},
     {"sum_tree_replay", "", "pearl_update", &call<pearl_update>},
+    {"sum_tree_replay", "", "pearl_weigh_rows", &call<pearl_weigh_rows>},
 }};
 
 }  // namespace

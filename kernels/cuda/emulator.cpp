@@ -106,9 +106,6 @@ struct Block {
 
 thread_local Block* block = nullptr;
 
-// The running thread's lane in its warp.
-unsigned lane_here() { return (here->thread.y * here->threads.x + here->thread.x) % kWarp; }
-
 void yield(State state) {
   Fiber& fiber = *block->running;
   fiber.state = state;
@@ -197,6 +194,8 @@ void run_block(const Index& at, const device::LaunchShape& shape, Order order, s
 }
 
 }  // namespace
+
+unsigned lane_here() { return (here->thread.y * here->threads.x + here->thread.x) % kWarp; }
 
 void wait_for_block() { yield(State::at_barrier); }
 

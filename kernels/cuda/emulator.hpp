@@ -39,6 +39,8 @@ extern thread_local const Here* here;
 
 // Waits for all threads of the block.
 void wait_for_block();
+// The running thread's lane in its warp.
+unsigned lane_here();
 // Waits for the threads of the warp in `mask`; returns what lane `from` gave, or `bits` if it is not among them.
 std::uint64_t shuffle(unsigned mask, std::uint64_t bits, unsigned from);
 // The same for `step` lanes higher.
@@ -142,9 +144,22 @@ T exchanged(T value, Exchange exchange) {
 
 }  // namespace pearl::emulator
 
+// In parts of `width` lanes of the warp, each for itself.
 template <class T>
-T __shfl_sync(unsigned mask, T value, unsigned lane) {
-  return pearl::emulator::exchanged(value, [&](auto bits) { return pearl::emulator::shuffle(mask, bits, lane); });
+T __shfl_sync(unsigned mask, T value, unsigned lane, unsigned width) {
+  const unsigned from = pearl::emulator::lane_here() / width * width + lane % width;
+  return pearl::emulator::exchanged(value, [&](auto bits) { return pearl::emulator::shuffle(mask, bits, from); });
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned step, unsigned width) {
+  const unsigned here = pearl::emulator::lane_here(), from = here % width >= step ? here - step : here;
+  return pearl::emulator::exchanged(value, [&](auto bits) { return pearl::emulator::shuffle(mask, bits, from); });
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, unsigned step, unsigned width) {
+  const unsigned here = pearl::emulator::lane_here(), other = here ^ step;
+  const unsigned from = other / width == here / width ? other : here;
+  return pearl::emulator::exchanged(value, [&](auto bits) { return pearl::emulator::shuffle(mask, bits, from); });
 }
 template <class T>
 T __shfl_down_sync(unsigned mask, T value, unsigned step) {
@@ -157,6 +172,10 @@ inline int __popc(unsigned bits) { return std::popcount(bits); }
 template <class T>
 T atomicAdd(T* at, T value) {
   return std::exchange(*at, *at + value);
+}
+template <class T>
+T atomicMin(T* at, T value) {
+  return std::exchange(*at, value < *at ? value : *at);
 }
 template <class T>
 T atomicMax(T* at, T value) {

@@ -63,7 +63,9 @@ void ColumnStore::require_open() const {
 
 void ColumnStore::launch(const RowCopy* copies, const std::int64_t* from_rows, std::size_t to_first,
                          std::size_t to_rows, std::size_t count) {
-  const std::size_t groups = std::clamp<std::size_t>(count * total_bytes_ / kGroupBytes, 1, queue_->most_groups());
+  const std::size_t groups = queue_->is_cpu()
+                                 ? std::clamp<std::size_t>(count * total_bytes_ / kGroupBytes, 1, queue_->most_groups())
+                                 : gathering_groups(count);
   queue_->launch((*kernels_)["pearl_copy_rows"], groups, queue_->lanes(count * total_bytes_ / sizeof(std::uint32_t)),
                  copies, static_cast<std::uint32_t>(row_bytes_.size()), from_rows, std::uint64_t{to_first},
                  std::uint64_t{to_rows}, std::uint64_t{count});
@@ -119,9 +121,10 @@ std::shared_ptr<RowBatch> ColumnStore::gather(const std::int64_t* indices, std::
       *free = batch;
   }
   if (count == 0) return batch;
-  if (indices_.size() < count) indices_ = {*queue_, count, Placement::pinned};
-  std::copy_n(indices, count, indices_.data());
-  launch(batch->copies(), indices_.data(), 0, count, count);
+  if (room_for_indices_ < count) indices_ = {*queue_, room_for_indices_ = count};
+  std::copy_n(indices, count, &indices_[0]);
+  indices_.send(*queue_, 0, count);
+  launch(batch->copies(), indices_.there(), 0, count, count);
   queue_->wait();
   return batch;
 }
@@ -137,6 +140,11 @@ std::shared_ptr<RowBatch> ColumnStore::shared_device_batch(std::size_t count) {
   const std::lock_guard lock(mutex_);
   device_batch_locked(count);
   return device_batch_;
+}
+
+std::size_t ColumnStore::gathering_groups(std::size_t count) const {
+  constexpr std::size_t kBytes = std::size_t{16} << 10;  // of a group: a few words of each lane
+  return std::clamp<std::size_t>((count * total_bytes_ + kBytes - 1) / kBytes, 1, queue_->most_groups());
 }
 
 bool ColumnStore::fit_one_group(std::size_t count) const { return count * total_bytes_ <= kGroupBytes; }
@@ -162,6 +170,7 @@ void ColumnStore::close() {
   batches_.clear();
   device_batch_.reset();
   indices_ = {};
+  room_for_indices_ = 0;
 }
 
 }  // namespace pearl::device

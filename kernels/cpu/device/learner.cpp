@@ -136,6 +136,7 @@ struct DeviceLearner::Builder {
   std::vector<Plan> plans;
   std::size_t padded_rows;
   int columns_per_tile;
+  bool biases_apart;  // in tiles of their own, which a GPU sums beside the others
   int features = 0;
   std::int64_t row_floats = 0;
 
@@ -259,6 +260,7 @@ struct DeviceLearner::Builder {
     if (step.op.kind != OpKind::linear) return;
     const int in = pass.plan->width(step.in[0]);
     const Rows& rows = pass.rows[static_cast<std::size_t>(step.in[0])];
+    const bool apart = biases_apart && step.op.bias != learner::kNone;
     for (int first = 0; first < width; first += tape::kTileRows)
       for (int begin = 0; begin < in; begin += columns_per_tile)
         tiles.push_back({.first = first,
@@ -270,7 +272,8 @@ struct DeviceLearner::Builder {
                          .rows_stride = rows.stride,
                          .rows = rows.offset,
                          .weight = step.op.weight,
-                         .bias = step.op.bias});
+                         .bias = apart ? kNone : step.op.bias});
+    if (apart) add_vector(pass.slope(step.out), width, step.op.bias, tiles);
   }
 
   static void add_vector(int slopes, int width, std::ptrdiff_t weight, std::vector<Tile>& tiles) {
@@ -537,7 +540,8 @@ void DeviceLearner::build(std::size_t rows) {
   if (rows < 1) throw LearnerError("A batch needs at least one transition.");
   const std::size_t groups = (rows + kLanes - 1) / kLanes;
   std::vector<Plan> plans(model_.networks.begin(), model_.networks.end());
-  Builder builder{model_, settings_, std::move(plans), groups * kLanes, cut_.columns_per_tile};
+  Builder builder{model_, settings_, std::move(plans), groups * kLanes, cut_.columns_per_tile,
+                  cut_.slices > 1};
   std::vector<Program> programs;
   if (model_.actor_critic)
     programs = builder.actor_critic();
@@ -592,6 +596,7 @@ void DeviceLearner::prepare(std::int64_t step, std::size_t count) {
       numbers.moves[which].target = target;
     }
   }
+  outcome_.send(*queue_, 0, 1);
   arguments_.send_bytes(*queue_, offsetof(Arguments, steps) + count * sizeof arguments.steps[0]);
 }
 
@@ -622,11 +627,17 @@ void DeviceLearner::launch(std::size_t place) {
                 &arguments->optimizers[kTemperature], &arguments->steps[place]);
 }
 
+DeviceLearner::Kind DeviceLearner::kind(std::size_t count) const {
+  Kind kind{build_, 0};
+  for (std::size_t place = 0; place < count; ++place)
+    kind.policy |= std::uint64_t{moves_of(settings_, first_ + static_cast<std::int64_t>(place)).policy} << place;
+  return kind;
+}
+
 LearnerMetrics DeviceLearner::finish() {
   outcome_.fetch(*queue_);
   queue_->wait();
-  const tape::Outcome outcome = std::exchange(outcome_[0], tape::Outcome{});
-  outcome_.send(*queue_, 0, 1);
+  const tape::Outcome outcome = std::exchange(outcome_[0], tape::Outcome{});  // sent with the next steps
   const std::int64_t done = outcome.steps, launched = launched_[kMain];
   LearnerMetrics metrics;
   metrics.steps = done;

@@ -13,8 +13,8 @@ const Kernel& Kernels::operator[](std::string_view name) const {
 }
 
 std::size_t DeviceQueue::lanes(std::size_t count) const {
-  constexpr std::size_t kStep = 16;
-  return std::min(most_lanes_, (std::max<std::size_t>(count, 1) + kStep - 1) / kStep * kStep);
+  const std::size_t step = team_ > 1 ? 32 : 16;  // whole warps, or vectors
+  return std::min(most_lanes_, (std::max<std::size_t>(count, 1) + step - 1) / step * step);
 }
 
 thread_local bool DeviceQueue::recording_here = false;

@@ -16,6 +16,8 @@ namespace {
 
 constexpr std::size_t kPadding = 16;
 constexpr const char* kDevice = "this device";
+constexpr std::size_t kDrawingLanes = 128;  // of a work-group, where many draw
+constexpr const std::int32_t* kAlways = nullptr;  // whatever has failed
 constexpr UpdateRefusal kNoRefusal{kNowhere, kNowhere, kNowhere};
 
 std::size_t round_up(std::size_t count, std::size_t multiple) { return (count + multiple - 1) / multiple * multiple; }
@@ -56,12 +58,10 @@ std::vector<std::size_t> lasting(const std::int64_t* indices, std::size_t count,
 
 BatchMemory::BatchMemory(DeviceQueue& queue, std::size_t count, Placement placement)
     : count_(count),
-      indices_(queue, round_up(count, kPadding), placement),
-      weights_(queue, indices_.size(), placement),
-      generations_(queue, indices_.size(), placement),
-      leaves_(queue, indices_.size(), placement),
+      room_(round_up(count, kPadding)),
+      block_(queue, bytes_for_host() + room_ * sizeof(std::uint32_t), placement),
       arrays_(queue, 1, placement) {
-  const SampledBatch arrays{indices_.data(), weights_.data(), generations_.data(), leaves_.data()};
+  const SampledBatch arrays{indices(), weights(), generations(), generations() + room_};
   queue.copy(&arrays, arrays_.data(), sizeof arrays);
 }
 
@@ -95,7 +95,7 @@ SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t ca
   slots_ = {*queue_, capacity_, Placement::device};
   progress_ = {*queue_, 1};
   draws_ = {*queue_, kMostAhead};
-  own_draw_ = {*queue_, 1, Placement::pinned};
+  own_draw_ = {*queue_, 1};
   refusals_ = {*queue_, 2, Placement::pinned};
   device_memory_ = {*queue_, 1, Placement::device};
   ReplayProgress progress{};
@@ -107,12 +107,14 @@ SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t ca
   memory_.sums = sums_.data();
   memory_.slots = slots_.data();
   memory_.progress = progress_.there();
-  memory_.seen = &progress_[0];
   memory_.alpha_q28 = exponent_q28(known_.alpha);
   publish();
-  kernels_ = queue_->compile("sum_tree_replay",
-                             {"pearl_sample", "pearl_sample_rows", "pearl_insert", "pearl_update", "pearl_retrieve",
-                              "pearl_sum_all"});
+  std::vector<std::string> kernels{"pearl_insert", "pearl_update", "pearl_retrieve", "pearl_sum_all"};
+  if (queue_->team() > 1)
+    kernels.insert(kernels.end(), {"pearl_draw", "pearl_weigh_rows"});
+  else
+    kernels.push_back("pearl_sample_rows");
+  kernels_ = queue_->compile("sum_tree_replay", kernels);
 }
 
 void SumTreeReplay::require_open() const {
@@ -129,8 +131,16 @@ void SumTreeReplay::close() {
   slots_ = {};
   written_ = {};
   host_batch_ = {};
+  own_batch_ = {};
   device_batch_ = {};
   staging_ = {};
+}
+
+// Waits, and brings what kernels keep to the host.
+const ReplayProgress& SumTreeReplay::fetched() const {
+  progress_.fetch(*queue_);
+  queue_->wait();
+  return progress_[0];
 }
 
 // While no kernel runs.
@@ -181,8 +191,7 @@ void SumTreeReplay::insert(const std::int64_t* indices, const float* priorities,
                  staging_.indices.data(), priorities != nullptr ? staging_.priorities.data() : nullptr,
                  staging_.generations.data(), std::uint64_t{positions.size()},
                  std::bit_cast<std::uint32_t>(found.largest), std::uint64_t{found.infinite}, known_.counters.inserts);
-  queue_->wait();
-  written_current_ = written_current_ && seen().filled == before;
+  written_current_ = fetched().filled == before && written_current_;
 }
 
 // Sends the device a list of the written slots, where there are gaps between them.
@@ -214,18 +223,24 @@ void SumTreeReplay::begin_sample(std::size_t count, double beta) {
 
 Draw SumTreeReplay::next_draw(std::size_t count, double beta) {
   known_.counters.samples += count;
-  return {known_.call++, exponent_q28(beta)};
+  return {known_.call++, exponent_q28(beta), kLeafMax};
 }
 
 void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices, float* weights,
                            std::uint32_t* generations) {
   const std::lock_guard lock(mutex_);
   begin_sample(count, beta);
-  if (host_batch_.room() < count) host_batch_ = {*queue_, count, Placement::pinned};
+  const bool apart = !queue_->is_cpu();
+  if (host_batch_.room() < count) {
+    host_batch_ = {*queue_, count, Placement::pinned};
+    if (apart) own_batch_ = {*queue_, count, Placement::device};
+  }
+  const BatchMemory& drawn = apart ? own_batch_ : host_batch_;
   own_draw_[0] = next_draw(count, beta);
-  queue_->launch((*kernels_)["pearl_sample"], 1, queue_->team_lanes(count), device_memory_.data(), host_batch_.arrays(),
-                 std::uint64_t{count}, static_cast<const Draw*>(own_draw_.data()));
-  last_ = {&host_batch_, count, static_cast<std::uint32_t>(known_.counters.inserts)};
+  own_draw_.send(*queue_, 0, 1);
+  launch_sampling(drawn, count, own_draw_.there(), nullptr, kAlways);
+  last_ = {&drawn, count, static_cast<std::uint32_t>(known_.counters.inserts)};
+  if (apart) queue_->copy_async(drawn.block().data(), host_batch_.block().data(), drawn.bytes_for_host());
   queue_->wait();
   std::copy_n(host_batch_.indices(), count, indices);
   std::copy_n(host_batch_.weights(), count, weights);
@@ -256,33 +271,46 @@ std::size_t SumTreeReplay::prepare_draws_locked(std::size_t draws, std::size_t c
   return first;
 }
 
-const BatchMemory& SumTreeReplay::launch_draw(std::size_t place, std::size_t count, ColumnStore* store) {
+const BatchMemory& SumTreeReplay::launch_draw(std::size_t place, std::size_t count, ColumnStore* store,
+                                              const std::int32_t* failure) {
   const std::lock_guard lock(mutex_);
-  return launch_draw_locked(place, count, store);
+  return launch_draw_locked(place, count, store, failure);
 }
 
 const BatchMemory& SumTreeReplay::launch_sample(std::size_t count, double beta, ColumnStore* store) {
   const std::lock_guard lock(mutex_);
-  return launch_draw_locked(prepare_draws_locked(1, count, beta), count, store);
+  return launch_draw_locked(prepare_draws_locked(1, count, beta), count, store, kAlways);
 }
 
-const BatchMemory& SumTreeReplay::launch_draw_locked(std::size_t place, std::size_t count, ColumnStore* store) {
+const BatchMemory& SumTreeReplay::launch_draw_locked(std::size_t place, std::size_t count, ColumnStore* store,
+                                                     const std::int32_t* failure) {
   require_open();
   if (store != nullptr && store->queue() != queue_)
     throw ReplayError("The Replay Manager and the Data Storage must share a queue, so that draws come before rows.");
   if (device_batch_.count() != count) throw ReplayError("A draw of " + std::to_string(count) + " items was not prepared.");
-  const Draw* const draw = draws_.there() + place;
-  const std::size_t lanes = queue_->team_lanes(count);
-  if (store != nullptr && store->fit_one_group(count)) {
-    const RowBatch& rows = store->device_batch(count);
-    queue_->launch((*kernels_)["pearl_sample_rows"], 1, lanes, device_memory_.data(), device_batch_.arrays(),
-                   std::uint64_t{count}, draw, rows.copies(), static_cast<std::uint32_t>(store->row_bytes().size()));
-  } else {
-    queue_->launch((*kernels_)["pearl_sample"], 1, lanes, device_memory_.data(), device_batch_.arrays(),
-                   std::uint64_t{count}, draw);
-    if (store != nullptr) store->launch_gather(device_batch_.indices(), count);
-  }
+  launch_sampling(device_batch_, count, draws_.there() + place, store, failure);
   return device_batch_;
+}
+
+// Where lanes are threads, many work-groups draw, and then weigh and gather: a GPU has too little to do in one.
+void SumTreeReplay::launch_sampling(const BatchMemory& batch, std::size_t count, Draw* draw, ColumnStore* store,
+                                    const std::int32_t* failure) {
+  const RowBatch* const rows = store == nullptr ? nullptr : &store->device_batch(count);
+  const RowCopy* const copies = rows == nullptr ? nullptr : rows->copies();
+  const auto columns = static_cast<std::uint32_t>(store == nullptr ? 0 : store->row_bytes().size());
+  if (queue_->team() > 1) {
+    const std::size_t lanes = queue_->lanes(kDrawingLanes), items = lanes / queue_->team();
+    queue_->launch((*kernels_)["pearl_draw"], (count + items - 1) / items, lanes, device_memory_.data(), batch.arrays(),
+                   std::uint64_t{count}, draw, failure);
+    const std::size_t groups = store == nullptr ? 1 : store->gathering_groups(count);
+    queue_->launch((*kernels_)["pearl_weigh_rows"], groups, queue_->lanes(kMostLanes), batch.arrays(),
+                   std::uint64_t{count}, static_cast<const Draw*>(draw), copies, columns, failure);
+    return;
+  }
+  const bool together = store != nullptr && store->fit_one_group(count);
+  queue_->launch((*kernels_)["pearl_sample_rows"], 1, queue_->lanes(count), device_memory_.data(), batch.arrays(),
+                 std::uint64_t{count}, static_cast<const Draw*>(draw), copies, together ? columns : 0, failure);
+  if (store != nullptr && !together) store->launch_gather(batch.indices(), count);
 }
 
 const BatchMemory* SumTreeReplay::device_batch() const {
@@ -306,8 +334,8 @@ std::size_t SumTreeReplay::update(const std::int64_t* indices, const float* prio
   if (generations != nullptr) std::copy_n(generations, count, staging_.generations.data());
   queue_->launch((*kernels_)["pearl_update"], 1, writing_lanes(count), device_memory_.data(), staging_.indices.data(),
                  staging_.priorities.data(), generations != nullptr ? staging_.generations.data() : nullptr,
-                 std::uint64_t{count}, refusals_.data());
-  queue_->wait();
+                 std::uint64_t{count}, refusals_.data(), kAlways);
+  const std::uint64_t applied = fetched().applied;
   const UpdateRefusal refusal = refusals_[0];
   if (refusal.index != kNowhere || refusal.priority != kNowhere || refusal.slot != kNowhere) {
     refusals_[0] = kNoRefusal;
@@ -315,17 +343,17 @@ std::size_t SumTreeReplay::update(const std::int64_t* indices, const float* prio
     check_priorities(priorities, count);
     throw_unwritten(indices[refusal.slot], refusal.slot);
   }
-  return seen().applied;
+  return applied;
 }
 
 void SumTreeReplay::launch_update(const std::int64_t* indices, const float* priorities,
-                                  const std::uint32_t* generations, std::size_t count) {
+                                  const std::uint32_t* generations, std::size_t count, const std::int32_t* failure) {
   const std::lock_guard lock(mutex_);
   require_open();
   check_count(count, kDevice);
   if (!prioritized_) return;
   queue_->launch((*kernels_)["pearl_update"], 1, writing_lanes(count), device_memory_.data(), indices, priorities, generations,
-                 std::uint64_t{count}, refusals_.data() + 1);
+                 std::uint64_t{count}, refusals_.data() + 1, failure);
 }
 
 void SumTreeReplay::count_updates(std::size_t count) {
@@ -337,6 +365,16 @@ void SumTreeReplay::check() {
   const std::lock_guard lock(mutex_);
   require_open();
   queue_->wait();
+  check_locked();
+}
+
+void SumTreeReplay::check_waited() {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  check_locked();
+}
+
+void SumTreeReplay::check_locked() {
   prepared_ = 0;
   const UpdateRefusal refusal = refusals_[1];
   refusals_[1] = kNoRefusal;
@@ -367,14 +405,14 @@ void SumTreeReplay::retrieve(const std::int64_t* indices, float* priorities, std
 
 void SumTreeReplay::sum_all() {
   queue_->launch((*kernels_)["pearl_sum_all"], 1, queue_->team_lanes(capacity_), device_memory_.data());
-  queue_->wait();
+  fetched();
 }
 
 void SumTreeReplay::set_alpha(double alpha) {
   check_exponent("alpha", alpha);
   const std::lock_guard lock(mutex_);
   require_open();
-  queue_->wait();
+  fetched();
   known_.alpha = alpha;
   memory_.alpha_q28 = exponent_q28(alpha);
   publish();
@@ -395,8 +433,7 @@ void SumTreeReplay::set_alpha(double alpha) {
 }
 
 ReplayState SumTreeReplay::state_locked() const {
-  queue_->wait();
-  const ReplayProgress& progress = seen();
+  const ReplayProgress& progress = fetched();
   ReplayState state = known_;
   state.scale = progress.scale;
   state.max_priority = std::bit_cast<float>(progress.max_priority);

@@ -54,6 +54,8 @@ std::vector<double> times_us(SumTreeReplay& tree, std::size_t count, const std::
     queue.wait();
   };
   prepare();
+  launch();  // drivers load kernels when they are first launched
+  queue.wait();
   const std::unique_ptr<const Recording> recording = queue.records() ? queue.record(launch) : nullptr;
   std::vector<double> times;
   for (std::size_t run = 0; run <= repeats; ++run) {
@@ -128,7 +130,7 @@ void bind_sum_tree_replay(py::module_& module) {
           "weights_there",
           [](Tree& tree) {
             const BatchMemory& batch = launched(tree);
-            return DeviceView{batch.memory_of_weights(), batch.weights(), "<f4", {static_cast<py::ssize_t>(batch.count())}};
+            return DeviceView{batch.block().memory(), batch.weights(), "<f4", {static_cast<py::ssize_t>(batch.count())}};
           },
           "The importance weights of launch_sample's batches, in the device's memory.")
       .def("times_us", &times_us, py::arg("batch_size"), py::arg("priorities").noconvert(), py::arg("launches"),

@@ -46,11 +46,12 @@ void DeviceLoop::prepare(std::size_t count, double beta) {
 void DeviceLoop::launch_iteration(std::size_t place) {
   double Seconds::* const sample = times_parts_ ? &Seconds::sample : &Seconds::train;
   double Seconds::* const update = times_parts_ ? &Seconds::update : &Seconds::train;
-  replay_->launch_draw(place, batch_size_, storage_.get());
+  replay_->launch_draw(place, batch_size_, storage_.get(), learner_.failure());
   lap(sample);
   learner_.launch(place);
   lap(&Seconds::train);
-  replay_->launch_update(sample_->indices(), priorities_.data(), sample_->generations(), batch_size_);
+  replay_->launch_update(sample_->indices(), priorities_.data(), sample_->generations(), batch_size_,
+                         learner_.failure());
   lap(update);
 }
 
@@ -61,8 +62,9 @@ void DeviceLoop::launch_iterations(std::size_t count) {
   };
   DeviceQueue& queue = learner_.queue();
   if (times_parts_ || !queue.records()) return launch();
-  const DeviceLearner::Kind kind = learner_.kind();
-  const Places places{kind.build, sample_->arrays(), storage_->device_batch(batch_size_).copies()};
+  const DeviceLearner::Kind kind = learner_.kind(count);
+  const Places places{kind.build, sample_->arrays(), sample_->indices(), sample_->generations(),
+                      storage_->device_batch(batch_size_).copies()};
   if (places != std::exchange(places_, places)) recorded_.clear();
   const auto known = std::find_if(recorded_.begin(), recorded_.end(), [&](const Recorded& recorded) {
     return recorded.iterations == count && recorded.kind == kind;
@@ -81,15 +83,12 @@ LearnerMetrics DeviceLoop::finish() {
   try {
     metrics = learner_.finish();
   } catch (const LearnerError&) {
-    try {
-      replay_->check();  // clears the refusal of the diverged priorities
-    } catch (const ReplayError&) {
-    }
+    replay_->check_waited();
     throw;
   }
   *steps_ += metrics.steps;
   replay_->count_updates(static_cast<std::size_t>(metrics.steps) * batch_size_);
-  replay_->check();
+  replay_->check_waited();
   return metrics;
 }
 
@@ -133,9 +132,12 @@ const float* DeviceLoop::policy_in_one() {
 // and back.
 void DeviceLoop::fetch_policy() {
   float* to = policy_.data();
-  for (const Weights& piece : policy()) {
-    learner_.queue().copy_async(piece.data, to, piece.count * sizeof(float));
-    to += piece.count;
+  for (auto piece = policy().begin(); piece != policy().end();) {
+    const float* const from = piece->data;
+    std::size_t count = 0;
+    for (; piece != policy().end() && piece->data == from + count; ++piece) count += piece->count;  // one after another
+    learner_.queue().copy_async(from, to, count * sizeof(float));
+    to += count;
   }
 }
 

@@ -98,7 +98,7 @@ enum Failure : std::int32_t { kDiverged = 1, kWrongAction = 2 };
 // Which vector of parameters.
 enum Vector : std::int32_t { kOnline = 0, kTarget = 1, kActor = 2, kTargetActor = 3 };
 
-struct Sums {
+struct alignas(16) Sums {
   float loss, td_error, policy_loss, entropy_gap;
 };
 

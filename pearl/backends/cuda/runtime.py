@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import logging
 import os
 import re
 import sys
@@ -23,6 +24,8 @@ from pearl.errors import DeviceError
 
 if TYPE_CHECKING:
     from pearl import _cuda
+
+logger = logging.getLogger("pearl.cuda")
 
 _WHEELS = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
 _LIBRARY = re.compile(r"libnvrtc\.so\.(\d+)")
@@ -50,6 +53,12 @@ def _queue(device: str) -> _cuda.Queue | _cuda.EmulatedQueue:
         return emulated
     compiler = find_nvrtc()
     queue: _cuda.Queue = module.Queue(cuda_index(device), str(compiler or ""), _kept_kernels())
+    if not queue.shares_memory:
+        logger.warning(
+            "%s cannot share managed memory with the host while kernels run: weights stay in the host's memory, and "
+            "training is slow. Take implementation='torch' of the Learner there.",
+            queue.name,
+        )
     return queue
 
 

@@ -58,6 +58,8 @@ class ColumnStore {
   std::shared_ptr<RowBatch> shared_device_batch(std::size_t count);
   // Whether one work-group should copy that many rows.
   bool fit_one_group(std::size_t count) const;
+  // The work-groups that should.
+  std::size_t gathering_groups(std::size_t count) const;
   // Gathers the rows at `indices`, which lie in device memory, into device_batch(count).
   void launch_gather(const std::int64_t* indices, std::size_t count);
 
@@ -87,7 +89,8 @@ class ColumnStore {
   std::vector<Bytes> staging_;
   std::size_t staged_rows_ = 0;
   DeviceArray<RowCopy> insertion_;
-  DeviceArray<std::int64_t> indices_;
+  PassedArray<std::int64_t> indices_;
+  std::size_t room_for_indices_ = 0;
   std::vector<std::shared_ptr<RowBatch>> batches_;  // of gather(); callers may hold some
   std::shared_ptr<RowBatch> device_batch_;
 };

@@ -56,7 +56,7 @@ using Atomic = sycl::atomic_ref<T, sycl::memory_order::relaxed, sycl::memory_sco
 #ifdef PEARL_CUDA_ON_HOST
 #define PEARL_KERNEL static void
 #else
-#define PEARL_KERNEL extern "C" __global__ void __launch_bounds__(pearl::device::kMostLanes)
+#define PEARL_KERNEL extern "C" __global__ void __launch_bounds__(pearl::device::kMostLanes, 1)
 #endif
 
 namespace pearl::device {
@@ -82,10 +82,16 @@ PEARL_DEVICE T combined(const Place& place, T value, Combine combine) {
   const auto threads = static_cast<unsigned>(place.rows * place.lanes);
   const unsigned warp = thread / kWarp, at = thread % kWarp, before = warp * kWarp;
   const unsigned here = threads - before < kWarp ? threads - before : kWarp;
-  const unsigned mask = here == kWarp ? ~0u : (1u << here) - 1;
-  for (unsigned step = kWarp / 2; step > 0; step /= 2) {
-    const T other = __shfl_down_sync(mask, value, step);
-    if (at + step < here) value = combine(value, other);
+  if (here == kWarp) {  // a constant mask: others cost more than the arithmetic
+    for (unsigned step = kWarp / 2; step > 0; step /= 2) {
+      const T other = __shfl_down_sync(~0u, value, step);
+      if (at + step < kWarp) value = combine(value, other);
+    }
+  } else {
+    for (unsigned step = kWarp / 2; step > 0; step /= 2) {
+      const T other = __shfl_down_sync((1u << here) - 1, value, step);
+      if (at + step < here) value = combine(value, other);
+    }
   }
   __syncthreads();  // of_warps may still be read by a call before
   if (at == 0) of_warps[warp] = value;
@@ -116,6 +122,7 @@ class Atomic {
   PEARL_DEVICE void store(T value) const { *static_cast<volatile T*>(value_) = value; }
   PEARL_DEVICE T fetch_add(T value) const { return atomicAdd(value_, value); }
   PEARL_DEVICE T fetch_max(T value) const { return atomicMax(value_, value); }
+  PEARL_DEVICE T fetch_min(T value) const { return atomicMin(value_, value); }
 
  private:
   T* value_;

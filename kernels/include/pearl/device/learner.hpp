@@ -138,13 +138,15 @@ class DeviceLearner {
     prepare(step, 1);
     launch(0);
   }
-  // Which launches prepared steps consist of: recorded ones do for other steps of the same kind.
+  // Which launches `count` prepared steps consist of: recorded ones do for other steps of the same kind.
   struct Kind {
-    std::uint64_t build;        // changes with the memory and the kernels that steps use
-    std::int64_t delay, phase;  // of the policy, and where in it the first step is
+    std::uint64_t build;   // changes with the memory and the kernels that steps use
+    std::uint64_t policy;  // a bit for each step that moves the policy
     bool operator==(const Kind&) const = default;
   };
-  Kind kind() const { return {build_, settings_.policy_delay, first_ % settings_.policy_delay}; }
+  Kind kind(std::size_t count) const;
+  // Where kernels note that a step has failed: not 0 then.
+  const std::int32_t* failure() const { return &outcome_.there()->failure; }
   // Waits for all steps launched since the last call. Throws LearnerError where one failed; the steps after it have
   // moved no weight.
   LearnerMetrics finish();

@@ -36,19 +36,156 @@ struct Lane {
 #endif
 
   PEARL_DEVICE float* at(int feature) const { return arena + static_cast<std::int64_t>(feature) * kLanes; }
+  // A feature of the work-group's first transition.
+  PEARL_DEVICE float* of_all(int feature) const { return at(feature) - lane; }
 };
 
-// Four floats that threads load at once.
+// Four floats that threads load and store at once.
 struct alignas(16) Four {
   float values[4];
 };
 
 PEARL_DEVICE const Four& four_at(const float* floats) { return *reinterpret_cast<const Four*>(floats); }
+PEARL_DEVICE Four& four_at(float* floats) { return *reinterpret_cast<Four*>(floats); }
 
 // Whether each row of a matrix consists of whole fours.
 PEARL_DEVICE bool in_fours(const float* matrix, int width) {
-  return kLanesAreThreads && width % 4 == 0 && reinterpret_cast<std::uintptr_t>(matrix) % sizeof(Four) == 0;
+  return width % 4 == 0 && reinterpret_cast<std::uintptr_t>(matrix) % sizeof(Four) == 0;
 }
+
+#ifdef PEARL_CUDA_KERNELS
+
+// A thread computes up to 4 features of 4 transitions, so that what it loads serves 4 times. Which, is its place in the
+// work-group: `quad` of the transitions, and `part` of the features.
+struct Quads {
+  int quad, part, parts;
+};
+
+PEARL_DEVICE Quads quads_of(const Lane& lane) {
+  const int thread = lane.slice * kLanes + lane.lane;
+  return {thread % 4, thread / 4, lane.slices * kLanes / 4};
+}
+
+// Calls tile4(first feature) and, for what is left of `width`, tile1(feature) for this thread's part.
+template <class Tile4, class Tile1>
+PEARL_DEVICE void for_features(const Quads& quads, int width, Tile4 tile4, Tile1 tile1) {
+  const int whole = width / 4 * 4;
+  for (int first = quads.part * 4; first < whole; first += quads.parts * 4) tile4(first);
+  for (int feature = whole + quads.part; feature < width; feature += quads.parts) tile1(feature);
+}
+
+// The sums are those of one transition at a time, to the bit.
+template <int Count>
+PEARL_DEVICE void linear_tile(const Lane& lane, const Instruction& i, const float* weight, const float* bias, int first,
+                              int quad) {
+  Four sums[Count];
+#pragma unroll
+  for (int j = 0; j < Count; ++j)
+#pragma unroll
+    for (int t = 0; t < 4; ++t) sums[j].values[t] = bias != nullptr ? bias[first + j] : 0.0f;
+  const float* const x = lane.of_all(i.in) + quad * 4;
+  const float* const w = weight + static_cast<std::int64_t>(first) * i.in_width;
+  int k = 0;
+  if (in_fours(w, i.in_width)) {
+    for (; k < i.in_width; k += 4) {
+      Four values[4];
+#pragma unroll
+      for (int m = 0; m < 4; ++m) values[m] = four_at(x + (k + m) * kLanes);
+#pragma unroll
+      for (int j = 0; j < Count; ++j) {
+        const Four row = four_at(w + j * i.in_width + k);
+#pragma unroll
+        for (int m = 0; m < 4; ++m)
+#pragma unroll
+          for (int t = 0; t < 4; ++t)
+            sums[j].values[t] = math::fma(row.values[m], values[m].values[t], sums[j].values[t]);
+      }
+    }
+  }
+  for (; k < i.in_width; ++k) {
+    const Four value = four_at(x + k * kLanes);
+#pragma unroll
+    for (int j = 0; j < Count; ++j)
+#pragma unroll
+      for (int t = 0; t < 4; ++t)
+        sums[j].values[t] = math::fma(w[j * i.in_width + k], value.values[t], sums[j].values[t]);
+  }
+  float* const y = lane.of_all(i.out + first) + quad * 4;
+#pragma unroll
+  for (int j = 0; j < Count; ++j) {
+#pragma unroll
+    for (int t = 0; t < 4; ++t) sums[j].values[t] = activated(sums[j].values[t], i.activation);
+    four_at(y + j * kLanes) = sums[j];
+  }
+}
+
+template <int Count>
+PEARL_DEVICE void slope_tile(const Lane& lane, const Instruction& i, const float* weight, int first, int quad) {
+  Four sums[Count];
+#pragma unroll
+  for (int j = 0; j < Count; ++j) sums[j] = {};
+  const float* const dy = lane.of_all(i.in) + quad * 4;
+  const float* const w = weight + first;
+  const bool fours = Count == 4 && in_fours(w, i.out_width);
+#pragma unroll 4
+  for (int n = 0; n < i.in_width; ++n) {
+    const Four slope = four_at(dy + n * kLanes);
+    const float* const row = w + static_cast<std::int64_t>(n) * i.out_width;
+    Four weights{};
+    if (fours) {
+      weights = four_at(row);
+    } else {
+#pragma unroll
+      for (int j = 0; j < Count; ++j) weights.values[j] = row[j];
+    }
+#pragma unroll
+    for (int j = 0; j < Count; ++j)
+#pragma unroll
+      for (int t = 0; t < 4; ++t)
+        sums[j].values[t] = math::fma(weights.values[j], slope.values[t], sums[j].values[t]);
+  }
+  float* const dx = lane.of_all(i.out + first) + quad * 4;
+  const bool adds = (i.flags & kAccumulate) != 0;
+#pragma unroll
+  for (int j = 0; j < Count; ++j) {
+    Four slopes = sums[j];
+    if (adds) {
+      const Four before = four_at(dx + j * kLanes);
+#pragma unroll
+      for (int t = 0; t < 4; ++t) slopes.values[t] += before.values[t];
+    }
+    if (i.activation != Activation::none) {
+      const Four there = four_at(lane.of_all(i.other + first + j) + quad * 4);
+#pragma unroll
+      for (int t = 0; t < 4; ++t) {
+        const float y = there.values[t];
+        float& slope = slopes.values[t];
+        slope = i.activation == Activation::relu ? (y > 0.0f ? slope : 0.0f) : slope * (1.0f - y * y);
+      }
+    }
+    four_at(dx + j * kLanes) = slopes;
+  }
+}
+
+PEARL_DEVICE void linear(const Lane& lane, const Instruction& i) {
+  const float* parameters = lane.context.parameters[i.parameters];
+  const float* weight = parameters + i.weight;
+  const float* bias = i.bias == kNone ? nullptr : parameters + i.bias;
+  const Quads quads = quads_of(lane);
+  for_features(
+      quads, i.out_width, [&](int first) { linear_tile<4>(lane, i, weight, bias, first, quads.quad); },
+      [&](int feature) { linear_tile<1>(lane, i, weight, bias, feature, quads.quad); });
+}
+
+PEARL_DEVICE void slope_linear(const Lane& lane, const Instruction& i) {
+  const float* weight = lane.context.parameters[i.parameters] + i.weight;
+  const Quads quads = quads_of(lane);
+  for_features(
+      quads, i.out_width, [&](int first) { slope_tile<4>(lane, i, weight, first, quads.quad); },
+      [&](int feature) { slope_tile<1>(lane, i, weight, feature, quads.quad); });
+}
+
+#else
 
 template <int Count>
 PEARL_DEVICE void linear_tile(const Lane& lane, const Instruction& i, const float* weight, const float* bias,
@@ -58,21 +195,7 @@ PEARL_DEVICE void linear_tile(const Lane& lane, const Instruction& i, const floa
   for (int j = 0; j < Count; ++j) sums[j] = bias != nullptr ? bias[first + j] : 0.0f;
   const float* x = lane.at(i.in);
   const float* w = weight + static_cast<std::int64_t>(first) * i.in_width;
-  int k = 0;
-  if (Count > 1 && in_fours(w, i.in_width)) {
-    for (; k < i.in_width; k += 4) {
-      float values[4];
-#pragma unroll
-      for (int m = 0; m < 4; ++m) values[m] = x[(k + m) * kLanes];
-#pragma unroll
-      for (int j = 0; j < Count; ++j) {
-        const Four four = four_at(w + j * i.in_width + k);
-#pragma unroll
-        for (int m = 0; m < 4; ++m) sums[j] = math::fma(four.values[m], values[m], sums[j]);
-      }
-    }
-  }
-  for (; k < i.in_width; ++k) {
+  for (int k = 0; k < i.in_width; ++k) {
     const float value = x[k * kLanes];
 #pragma unroll
     for (int j = 0; j < Count; ++j) sums[j] = math::fma(w[j * i.in_width + k], value, sums[j]);
@@ -89,19 +212,7 @@ PEARL_DEVICE void slope_tile(const Lane& lane, const Instruction& i, const float
   for (int j = 0; j < Count; ++j) sums[j] = 0.0f;
   const float* dy = lane.at(i.in);
   const float* w = weight + first;
-  int n = 0;
-  if (Count > 1 && in_fours(w, i.out_width)) {
-    for (; n < i.in_width; ++n) {
-      const float slope = dy[n * kLanes];
-#pragma unroll
-      for (int j = 0; j < Count; j += 4) {
-        const Four four = four_at(w + static_cast<std::int64_t>(n) * i.out_width + j);
-#pragma unroll
-        for (int m = 0; m < 4 && j + m < Count; ++m) sums[j + m] = math::fma(four.values[m], slope, sums[j + m]);
-      }
-    }
-  }
-  for (; n < i.in_width; ++n) {
+  for (int n = 0; n < i.in_width; ++n) {
     const float slope = dy[n * kLanes];
 #pragma unroll
     for (int j = 0; j < Count; ++j) {
@@ -127,19 +238,19 @@ PEARL_DEVICE void linear(const Lane& lane, const Instruction& i) {
   const float* parameters = lane.context.parameters[i.parameters];
   const float* weight = parameters + i.weight;
   const float* bias = i.bias == kNone ? nullptr : parameters + i.bias;
-  int first = lane.slice * 8;
-  for (; first + 8 <= i.out_width; first += 8 * lane.slices) linear_tile<8>(lane, i, weight, bias, first);
-  const int end = first + 8 < i.out_width ? first + 8 : i.out_width;
-  for (; first < end; ++first) linear_tile<1>(lane, i, weight, bias, first);
+  const int whole = i.out_width / 8 * 8;
+  for (int first = lane.slice * 8; first < whole; first += 8 * lane.slices) linear_tile<8>(lane, i, weight, bias, first);
+  for (int n = whole + lane.slice; n < i.out_width; n += lane.slices) linear_tile<1>(lane, i, weight, bias, n);
 }
 
 PEARL_DEVICE void slope_linear(const Lane& lane, const Instruction& i) {
   const float* weight = lane.context.parameters[i.parameters] + i.weight;
-  int first = lane.slice * 8;
-  for (; first + 8 <= i.out_width; first += 8 * lane.slices) slope_tile<8>(lane, i, weight, first);
-  const int end = first + 8 < i.out_width ? first + 8 : i.out_width;
-  for (; first < end; ++first) slope_tile<1>(lane, i, weight, first);
+  const int whole = i.out_width / 8 * 8;
+  for (int first = lane.slice * 8; first < whole; first += 8 * lane.slices) slope_tile<8>(lane, i, weight, first);
+  for (int n = whole + lane.slice; n < i.out_width; n += lane.slices) slope_tile<1>(lane, i, weight, n);
 }
+
+#endif
 
 PEARL_DEVICE void load(const Lane& lane, const Instruction& i) {
   const float* rows = static_cast<const float*>(lane.context.columns[i.column]) + lane.row * i.out_width;
@@ -441,7 +552,9 @@ PEARL_DEVICE void for_gradients(const Context& c, const Tile& tile, const TileLa
   const std::int64_t group_floats = c.arena_features * kLanes;
   if (tile.in == 0 || tile.begin == 0) {  // a vector, or the biases: a lane each
     const std::int64_t to = tile.in == 0 ? tile.weight : tile.bias;
-    for (int n = lane; here.slice == 0 && to != kNone && n < tile.count; n += kLanes) {
+    const bool shared = tile.in == 0;  // by all rows of lanes; else the first has the biases
+    const int step = shared ? kLanes * here.slices : kLanes;
+    for (int n = here.slice * kLanes + lane; (shared || here.slice == 0) && to != kNone && n < tile.count; n += step) {
       float sum = 0.0f;
       const float* slopes = c.arena + static_cast<std::int64_t>(tile.slopes + n) * kLanes;
       for (int g = 0; g < c.groups; ++g, slopes += group_floats)
@@ -497,7 +610,10 @@ PEARL_DEVICE void for_kept_gradients(const Tile& tile, const TileLane& here, con
   const int lane = here.lane;
   if (tile.in == 0 || tile.begin == 0) {
     const std::int64_t to = tile.in == 0 ? tile.weight : tile.bias;
-    for (int n = lane; here.slice == 0 && to != kNone && n < tile.count; n += kLanes) visit(to + tile.first + n, gradients[to + tile.first + n]);
+    const bool shared = tile.in == 0;
+    const int step = shared ? kLanes * here.slices : kLanes;
+    for (int n = here.slice * kLanes + lane; (shared || here.slice == 0) && to != kNone && n < tile.count; n += step)
+      visit(to + tile.first + n, gradients[to + tile.first + n]);
     if (tile.in == 0) return;
   }
   for (int j = 0; j < tile.count; ++j)
@@ -536,6 +652,13 @@ PEARL_DEVICE bool healthy(const Context& c, bool policy, Sums& total) {
 
 }  // namespace
 
+// In registers where a lane is a thread: stores to the arena would have it loaded again.
+#ifdef PEARL_CUDA_KERNELS
+using HeldInstruction = Instruction;
+#else
+using HeldInstruction = const Instruction&;
+#endif
+
 PEARL_KERNEL pearl_run_tape(const Context* context, const Instruction* tape, int count, const StepNumbers* numbers) {
   const Place place = place_here();
   const Context& c = *context;
@@ -551,7 +674,7 @@ PEARL_KERNEL pearl_run_tape(const Context* context, const Instruction* tape, int
   };
   Sums scored{};
   for (int index = 0; index < count; ++index) {
-    const Instruction& i = tape[index];
+    const HeldInstruction i = tape[index];
     switch (i.operation) {
       case Operation::load: load(lane, i); break;
       case Operation::linear: linear(lane, i); break;
@@ -596,7 +719,8 @@ PEARL_KERNEL pearl_gradients(const Context* context, const Tile* tiles, int poli
   const TileLane lane = tile_lane(place);
   float squares = 0.0f;
   float* gradients = c.gradients[policy];
-  for_gradients(c, tiles[group], lane, [&](std::int64_t at, float gradient) {
+  const Tile tile = tiles[group];
+  for_gradients(c, tile, lane, [&](std::int64_t at, float gradient) {
     gradients[at] = gradient;
     squares += gradient * gradient;
   });

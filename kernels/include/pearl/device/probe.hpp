@@ -8,7 +8,7 @@
 
 namespace pearl::device {
 
-// Microseconds of `repeats` runs of `launches` empty kernels followed by one wait.
+// Microseconds of `repeats` runs of `launches` empty kernels, recorded where the device does so, followed by one wait.
 std::vector<double> launch_times_us(DeviceQueue& queue, std::size_t launches, std::size_t repeats);
 // Microseconds of `repeats` copies of `bytes` within the device's memory, each waited for.
 std::vector<double> memory_times_us(DeviceQueue& queue, std::size_t bytes, std::size_t repeats);

@@ -130,6 +130,7 @@ class DeviceQueue {
 
   // The lanes of a single work-group that handles `count` items.
   std::size_t lanes(std::size_t count) const;
+  std::size_t team() const { return team_; }
   // The same where a team of lanes handles each item.
   std::size_t team_lanes(std::size_t count) const { return lanes(count * team_); }
   // The most work-groups that speed up independent work.

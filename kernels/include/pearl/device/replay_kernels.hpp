@@ -65,7 +65,6 @@ struct ReplayMemory {
   ReplaySlot* slots;
   const std::int64_t* written;  // slots in order; null if there are no gaps
   ReplayProgress* progress;
-  ReplayProgress* seen;  // a copy for the host, in its memory; or the same
   std::uint64_t offsets[kMostLevels];
   std::uint64_t nodes[kMostLevels];
 };
@@ -75,6 +74,7 @@ struct ReplayMemory {
 struct Draw {
   std::uint64_t call;  // its number
   std::int64_t beta_q28;
+  std::uint32_t least;  // leaf that was drawn, where many work-groups draw; kLeafMax before
 };
 
 // One sampled batch, each array of `count` items.
@@ -90,11 +90,6 @@ struct SampledBatch {
 inline constexpr std::uint32_t kTimesCounted = (1u << 16) - 1;
 inline constexpr std::uint32_t kClaim = 1u << 31;  // above every leaf
 
-// Shows the host what a kernel has changed, at its end.
-PEARL_DEVICE void show(const ReplayMemory& replay, const Place& place) {
-  if (place.lane == 0 && replay.seen != replay.progress) *replay.seen = *replay.progress;
-}
-
 // The leaf at `target`, which lies below the total; found by the whole team.
 PEARL_DEVICE std::uint64_t descend(const ReplayMemory& replay, const Place& place, std::uint64_t target) {
   const unsigned fanout = 1u << replay.shift;
@@ -107,38 +102,49 @@ PEARL_DEVICE std::uint64_t descend(const ReplayMemory& replay, const Place& plac
   return node + team_pick(place, replay.leaves + node, fanout, target);
 }
 
-// A team of lanes draws each item.
-PEARL_DEVICE void sample(const ReplayMemory& replay, const Place& place, const SampledBatch& batch, std::uint64_t count,
-                         const Draw& draw) {
-  const std::uint64_t total = replay.prioritized ? replay.sums[replay.offsets[replay.levels - 1]] : 0;
-  const std::uint64_t mass = total > 0 ? total : replay.progress->filled;
-  const std::uint64_t width = replay.stratified && count > 1 ? stratum_width(count) : 0;
-  std::uint32_t smallest = kLeafMax;
-  for (std::uint64_t i = place.lane / kTeam; i < count; i += place.lanes / kTeam) {
-    const std::uint64_t target = mulhi64(uniform_at(replay.seed, draw.call, i, width), mass);
-    std::uint64_t slot = target;
-    std::uint32_t leaf = 1;
-    if (total > 0) {
-      slot = descend(replay, place, target);
-      leaf = replay.leaves[slot];
-    } else if (replay.written != nullptr) {
-      slot = static_cast<std::uint64_t>(replay.written[target]);
-    }
-    smallest = leaf < smallest ? leaf : smallest;
-    if (place.lane % kTeam != 0) continue;
-    batch.indices[i] = static_cast<std::int64_t>(slot);
-    batch.leaves[i] = leaf;
-    batch.generations[i] = replay.slots[slot].generation;
-    const Atomic<std::uint32_t> times(replay.slots[slot].times);
-    if (times.load() < kTimesCounted) times.fetch_add(1);
+// What a batch of `count` items is drawn from.
+struct Mass {
+  std::uint64_t total;  // of the leaves; 0: all written slots alike
+  std::uint64_t drawn;
+  std::uint64_t stratum;
+
+  PEARL_DEVICE Mass(const ReplayMemory& replay, std::uint64_t count)
+      : total(replay.prioritized ? replay.sums[replay.offsets[replay.levels - 1]] : 0),
+        drawn(total > 0 ? total : replay.progress->filled),
+        stratum(replay.stratified && count > 1 ? stratum_width(count) : 0) {}
+};
+
+// Draws item `i`, by a team of lanes, and returns its leaf. Only a `real` item is stored and counted.
+PEARL_DEVICE std::uint32_t draw_item(const ReplayMemory& replay, const Place& place, const SampledBatch& batch,
+                                     const Mass& mass, std::uint64_t call, std::uint64_t i, bool real) {
+  const std::uint64_t target = mulhi64(uniform_at(replay.seed, call, i, mass.stratum), mass.drawn);
+  std::uint64_t slot = target;
+  std::uint32_t leaf = 1;
+  if (mass.total > 0) {
+    slot = descend(replay, place, target);
+    leaf = replay.leaves[slot];
+  } else if (replay.written != nullptr) {
+    slot = static_cast<std::uint64_t>(replay.written[target]);
   }
-  const std::int64_t log2_smallest = log2_q32(least(place, smallest));
-  for (std::uint64_t i = place.lane; i < count; i += place.lanes)
-    batch.weights[i] = importance_weight(log2_smallest, log2_q32(batch.leaves[i]), draw.beta_q28);
+  if (!real || place.lane % kTeam != 0) return leaf;
+  batch.indices[i] = static_cast<std::int64_t>(slot);
+  batch.leaves[i] = leaf;
+  batch.generations[i] = replay.slots[slot].generation;
+  const Atomic<std::uint32_t> times(replay.slots[slot].times);
+  if (times.load() < kTimesCounted) times.fetch_add(1);
+  return leaf;
+}
+
+// Importance weights; `least` is the batch's least leaf.
+PEARL_DEVICE void weigh(const SampledBatch& batch, std::uint64_t count, std::uint32_t least, std::int64_t beta_q28,
+                        std::uint64_t first, std::uint64_t step) {
+  const std::int64_t log2_least = log2_q32(least);
+  for (std::uint64_t i = first; i < count; i += step)
+    batch.weights[i] = importance_weight(log2_least, log2_q32(batch.leaves[i]), beta_q28);
 }
 
 // Recomputes sums level by level: the ancestors of `count` leaves at `indices`, or the whole level if it has fewer nodes.
-// A team of lanes adds up each family. Teams that share a parent write the same value.
+// Lanes that share a parent write the same value.
 PEARL_DEVICE void sum_parents(const ReplayMemory& replay, const Place& place, const std::int64_t* indices,
                               std::uint64_t count) {
   const unsigned shift = replay.shift, fanout = 1u << shift;
@@ -147,14 +153,15 @@ PEARL_DEVICE void sum_parents(const ReplayMemory& replay, const Place& place, co
     std::uint64_t* const sums = replay.sums + replay.offsets[level];
     const std::uint64_t* const below = level > 0 ? replay.sums + replay.offsets[level - 1] : nullptr;
     const bool all = replay.nodes[level] <= count;
+    const auto parent = [&](std::uint64_t i) {
+      return all ? i : static_cast<std::uint64_t>(indices[i]) >> shift * (level + 1);
+    };
+    const auto store = [&](std::uint64_t i, std::uint64_t sum) { sums[parent(i)] = sum; };
     const std::uint64_t parents = all ? replay.nodes[level] : count;
-    for (std::uint64_t i = place.lane / kTeam; i < parents; i += place.lanes / kTeam) {
-      const std::uint64_t parent = all ? i : static_cast<std::uint64_t>(indices[i]) >> shift * (level + 1);
-      const std::uint64_t child = parent << shift;
-      const std::uint64_t sum =
-          level > 0 ? team_sum(place, below + child, fanout) : team_sum(place, replay.leaves + child, fanout);
-      if (place.lane % kTeam == 0) sums[parent] = sum;
-    }
+    if (level > 0)
+      sum_families(place, parents, fanout, [&](std::uint64_t i) { return below + (parent(i) << shift); }, store);
+    else
+      sum_families(place, parents, fanout, [&](std::uint64_t i) { return replay.leaves + (parent(i) << shift); }, store);
   }
   barrier(place);
 }

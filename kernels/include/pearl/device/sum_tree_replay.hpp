@@ -22,21 +22,20 @@ class BatchMemory {
   BatchMemory() = default;
   BatchMemory(DeviceQueue& queue, std::size_t count, Placement placement);
 
-  std::int64_t* indices() const { return indices_.data(); }
-  float* weights() const { return weights_.data(); }
-  const std::shared_ptr<void>& memory_of_weights() const { return weights_.memory(); }
-  std::uint32_t* generations() const { return generations_.data(); }
+  std::int64_t* indices() const { return reinterpret_cast<std::int64_t*>(block_.data()); }
+  float* weights() const { return reinterpret_cast<float*>(block_.data() + room_ * sizeof(std::int64_t)); }
+  std::uint32_t* generations() const { return reinterpret_cast<std::uint32_t*>(weights() + room_); }
   // The kernels' argument.
   const SampledBatch* arrays() const { return arrays_.data(); }
-  std::size_t room() const { return indices_.size(); }
+  // All of it, and what comes before the leaves, which only kernels need.
+  const DeviceArray<char>& block() const { return block_; }
+  std::size_t bytes_for_host() const { return room_ * (sizeof(std::int64_t) + sizeof(float) + sizeof(std::uint32_t)); }
+  std::size_t room() const { return room_; }
   std::size_t count() const { return count_; }
 
  private:
-  std::size_t count_ = 0;
-  DeviceArray<std::int64_t> indices_;
-  DeviceArray<float> weights_;
-  DeviceArray<std::uint32_t> generations_;
-  DeviceArray<std::uint32_t> leaves_;
+  std::size_t count_ = 0, room_ = 0;
+  DeviceArray<char> block_;
   DeviceArray<SampledBatch> arrays_;
 };
 
@@ -71,18 +70,23 @@ class SumTreeReplay final : public ReplayOperations {
   void prepare_draws(std::size_t draws, std::size_t count, double beta);
   // Enqueues a prepared draw, from 0. The batch lies in this replay's device memory until the next. With a store on the same
   // queue, the drawn rows go to store->device_batch(count). One launch, or two where rows are large.
-  const BatchMemory& launch_draw(std::size_t place, std::size_t count, ColumnStore* store = nullptr);
+  // Nothing is drawn once `failure`, if it is given, points to something other than 0.
+  const BatchMemory& launch_draw(std::size_t place, std::size_t count, ColumnStore* store = nullptr,
+                                 const std::int32_t* failure = nullptr);
   // One draw, prepared beside those since check().
   const BatchMemory& launch_sample(std::size_t count, double beta, ColumnStore* store = nullptr);
   // Takes arrays in device memory; `generations` may be null. An invalid batch changes nothing; check() reports it.
+  // `failure` as for launch_draw.
   void launch_update(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
-                     std::size_t count);
+                     std::size_t count, const std::int32_t* failure = nullptr);
   // Counts items of launched updates, which without priorities are nothing else.
   void count_updates(std::size_t count);
   // The batch of the last draw; null before.
   const BatchMemory* device_batch() const;
   // Waits. Throws the error of an update launched since the last check, if it was refused.
   void check();
+  // The same where the queue was waited for.
+  void check_waited();
 
   std::size_t capacity() const override { return capacity_; }
   unsigned fanout() const { return fanout_; }
@@ -98,7 +102,12 @@ class SumTreeReplay final : public ReplayOperations {
   void begin_sample(std::size_t count, double beta);
   Draw next_draw(std::size_t count, double beta);
   std::size_t prepare_draws_locked(std::size_t draws, std::size_t count, double beta);
-  const BatchMemory& launch_draw_locked(std::size_t place, std::size_t count, ColumnStore* store);
+  const BatchMemory& launch_draw_locked(std::size_t place, std::size_t count, ColumnStore* store,
+                                        const std::int32_t* failure);
+  void launch_sampling(const BatchMemory& batch, std::size_t count, Draw* draw, ColumnStore* store,
+                       const std::int32_t* failure);
+  void check_locked();
+  const ReplayProgress& fetched() const;
   void set_progress(const ReplayProgress& progress);
   const ReplayProgress& seen() const { return progress_[0]; }
   void list_written();
@@ -123,14 +132,15 @@ class SumTreeReplay final : public ReplayOperations {
   DeviceArray<std::uint64_t> sums_;
   DeviceArray<ReplaySlot> slots_;
   DeviceArray<std::int64_t> written_;
-  PassedArray<ReplayProgress> progress_;  // kernels show the host theirs
+  PassedArray<ReplayProgress> progress_;
   DeviceArray<UpdateRefusal> refusals_;   // pinned: of update(), of launch_update()
   PassedArray<Draw> draws_;
   std::size_t prepared_ = 0;              // of draws_, since check()
-  DeviceArray<Draw> own_draw_;            // pinned: of sample()
+  PassedArray<Draw> own_draw_;            // of sample()
   ReplayMemory memory_{};
   DeviceArray<ReplayMemory> device_memory_;
-  BatchMemory host_batch_;
+  BatchMemory host_batch_;  // of sample(): pinned
+  BatchMemory own_batch_;   // where it is drawn, where the device has memory of its own
   BatchMemory device_batch_;
   struct Staging {
     DeviceArray<std::int64_t> indices;

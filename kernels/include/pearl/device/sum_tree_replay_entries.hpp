@@ -1,4 +1,4 @@
-// The Replay Manager's kernels, each run by one work-group.
+// The Replay Manager's kernels, each run by one work-group. Devices draw in their own ways.
 #pragma once
 
 #include "pearl/device/replay_kernels.hpp"
@@ -6,33 +6,19 @@
 
 using namespace pearl::device;
 
-PEARL_KERNEL pearl_sample(const ReplayMemory* replay, const SampledBatch* batch, std::uint64_t count,
-                          const Draw* draw) {
-  sample(*replay, place_here(), *batch, count, *draw);
-}
-
-// Also gathers the drawn rows, where they are few enough for one work-group.
-PEARL_KERNEL pearl_sample_rows(const ReplayMemory* replay, const SampledBatch* batch, std::uint64_t count,
-                               const Draw* draw, const RowCopy* columns, std::uint32_t column_count) {
-  const Place place = place_here();
-  sample(*replay, place, *batch, count, *draw);
-  barrier(place);
-  copy_rows(columns, column_count, {batch->indices, 0, count, count}, {place.lane, place.lanes, 0, 1});
-}
+// Whether a step before this one has failed: then its batch must stay as it is. `failure` may be null.
+PEARL_DEVICE bool has_failed(const std::int32_t* failure) { return failure != nullptr && *failure != 0; }
 
 PEARL_KERNEL pearl_insert(const ReplayMemory* replay, const std::int64_t* indices, const std::uint32_t* priorities,
                           const std::uint32_t* generations, std::uint64_t count, std::uint32_t highest,
                           std::uint64_t infinite, std::uint64_t inserts) {
-  const Place place = place_here();
-  insert(*replay, place, indices, priorities, generations, count, highest, infinite, inserts);
-  show(*replay, place);
+  insert(*replay, place_here(), indices, priorities, generations, count, highest, infinite, inserts);
 }
 
 PEARL_KERNEL pearl_update(const ReplayMemory* replay, const std::int64_t* indices, const std::uint32_t* priorities,
-                          const std::uint32_t* generations, std::uint64_t count, UpdateRefusal* refusal) {
-  const Place place = place_here();
-  update(*replay, place, indices, priorities, generations, count, *refusal);
-  show(*replay, place);
+                          const std::uint32_t* generations, std::uint64_t count, UpdateRefusal* refusal,
+                          const std::int32_t* failure) {
+  if (!has_failed(failure)) update(*replay, place_here(), indices, priorities, generations, count, *refusal);
 }
 
 PEARL_KERNEL pearl_retrieve(const ReplayMemory* replay, const std::int64_t* indices, std::uint32_t* priorities,
@@ -45,8 +31,4 @@ PEARL_KERNEL pearl_retrieve(const ReplayMemory* replay, const std::int64_t* indi
   }
 }
 
-PEARL_KERNEL pearl_sum_all(const ReplayMemory* replay) {
-  const Place place = place_here();
-  sum_all(*replay, place);
-  show(*replay, place);
-}
+PEARL_KERNEL pearl_sum_all(const ReplayMemory* replay) { sum_all(*replay, place_here()); }

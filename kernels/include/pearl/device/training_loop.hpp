@@ -42,7 +42,7 @@ class DeviceLoop final : public GrantedLoop {
   // Memory that recordings have in them, and that others may make anew.
   struct Places {
     std::uint64_t build;
-    const void *draws, *rows;
+    const void *draws, *indices, *generations, *rows;
     bool operator==(const Places&) const = default;
   };
 
