@@ -5,7 +5,8 @@ the arrays in the host's memory. Gathering Atari transitions from the device's m
 kernel reads them; with the launch and the wait, beside a copy of as many bytes. Iterations of setting 2 (sample,
 gather, train, update; replays of 100,000 transitions, all filled) by the loop in C++; beside them PyTorch's eager step
 on the GPU with the native Replay Manager and Data Storage on the host, and the same iteration in torch operations
-alone in a CUDA graph. With `--compiled`, also compiled. Last, a network of convolutions, trained by torch.
+alone in a CUDA graph, which neither publishes a policy nor draws noise. With `--compiled`, also compiled. Last, a
+network of convolutions, trained by torch.
 `--device cuda:emulator` shows that everything works; its times mean nothing.
 """
 

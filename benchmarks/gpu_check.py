@@ -36,7 +36,7 @@ PACKAGES = (
 )  # fmt: skip
 TESTS = (
     "tests/contracts", "tests/test_cuda_kernels.py", "tests/test_device_loop.py", "tests/test_device_learner.py",
-    "tests/test_captured_learner.py",
+    "tests/test_captured_learner.py", "tests/test_torch_iteration.py",
 )  # fmt: skip
 
 
@@ -89,15 +89,19 @@ def tests(_: Path | None, limit_s: float) -> None:
 
 
 def sanitizer(_: Path | None, limit_s: float) -> None:
-    """Memcheck and racecheck on the Replay Manager's kernels; a kernel that is wrong on purpose must be found."""
+    """Memcheck, synccheck and racecheck; a kernel that is wrong on purpose must be found."""
     tool = shutil.which("compute-sanitizer")
     if tool is None:
         raise SystemExit("compute-sanitizer is not installed: it is part of the CUDA toolkit.")
     # Torch's kernels and its calls that may fail are not what is checked.
     checked = (tool, "--error-exitcode", "9", "--report-api-errors", "no", "--kernel-name", "kns=pearl_")
-    for check in ("memcheck", "racecheck"):
-        script = (sys.executable, "-m", "benchmarks.cuda", "--quick", "--alone", "--device", DEVICE)
+    script = (sys.executable, "-m", "benchmarks.cuda", "--quick", "--alone", "--device", DEVICE)
+    for check in ("memcheck", "synccheck", "racecheck"):
         run(*checked, "--tool", check, *script, limit_s=limit_s)
+    # Other algorithms, odd widths and clipping.
+    pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_device_loop.py")
+    loops = (*pytest, "-k", "cuda and agree_to_the_bit")
+    run(*checked, "--tool", "memcheck", *loops, limit_s=limit_s, env={"PEARL_TEST_CUDA": DEVICE})
     said, _ = ended([*checked, "--tool", "memcheck", sys.executable, "-c", _OUT_OF_BOUNDS], limit_s)
     if "Invalid __global__ write" not in said or "pearl_write_out_of_bounds" not in said:
         raise SystemExit(f"The control, a write out of bounds, was not found:\n{said[-2000:]}")
@@ -158,17 +162,24 @@ def main() -> None:
     state = json.loads(STATE.read_text()) if STATE.exists() else {}
     if state.get("sources") != sources:
         state = {"sources": sources, "passed": {}}
-    for part in arguments.part or PARTS:
-        if part in state["passed"] and not arguments.again:
-            print(f"{part}: passed before")
-            continue
-        start = time.monotonic()
-        PARTS[part](arguments.wheels and arguments.wheels.resolve(), arguments.limit_s)
-        state["passed"][part] = {"seconds": round(time.monotonic() - start, 1)}
-        STATE.parent.mkdir(exist_ok=True)
-        STATE.write_text(json.dumps(state, indent=1) + "\n")
-        print(f"{part}: passed")
-    if folder := os.environ.get("OUT"):  # what is brought back from a lent machine
+    try:
+        for part in arguments.part or PARTS:
+            if part in state["passed"] and not arguments.again:
+                print(f"{part}: passed before")
+                continue
+            start = time.monotonic()
+            PARTS[part](arguments.wheels and arguments.wheels.resolve(), arguments.limit_s)
+            state["passed"][part] = {"seconds": round(time.monotonic() - start, 1)}
+            STATE.parent.mkdir(exist_ok=True)
+            STATE.write_text(json.dumps(state, indent=1) + "\n")
+            print(f"{part}: passed")
+    finally:  # also what a part measured that was ended
+        _bring_back()
+
+
+def _bring_back() -> None:
+    """Copy the results to the folder $OUT, from which they come back from a lent machine."""
+    if folder := os.environ.get("OUT"):
         for found in (STATE, ROOT / "benchmarks" / "results" / "cuda.json"):
             if found.exists():
                 shutil.copy(found, folder)

@@ -349,10 +349,12 @@ def test_a_data_storage_is_never_placed_away_from_its_learner() -> None:
 
 
 def test_a_data_storage_goes_where_there_is_room() -> None:
-    small = dataclasses.replace(DEVICES[2], memory_gb=1.0)
-    rule = StorageRule({"cpu0": DEVICES[0], small.name: small}, "cpu0", ReplaySpec(100_000_000), 48)
+    small = Device("sycl:gpu0", "gpu", "sycl", "gpu", memory_gb=1.0)
+    cuda = dataclasses.replace(DEVICES[2], memory_gb=1.0)
+    rule = StorageRule({d.name: d for d in (DEVICES[0], small, cuda)}, "cpu0", ReplaySpec(100_000_000), 48)
     assert rule.refusal(small.name, small.name) == "it has 1 GB of memory, 4.8 are needed"
     assert rule.refusal("cpu0", small.name) is None
+    assert rule.refusal(cuda.name, cuda.name) is None  # it reads rows in the host's memory
 
 
 def test_a_schedule_that_cannot_be_written_is_refused() -> None:

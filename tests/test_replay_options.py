@@ -173,7 +173,8 @@ def test_the_composer_takes_what_the_specification_has() -> None:
 def test_a_replay_larger_than_memory_is_composed_for_a_file(
     tmp_path: Path, quick_profiles: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("composer.replay_composing.free_memory", lambda: 50_000)
+    for module in ("composing", "replay_composing"):
+        monkeypatch.setattr(f"composer.{module}.free_memory", lambda: 50_000)
     with pytest.raises(ConfigurationError, match=r'free.*share_next_obs=True.*storage="memmap"'):
         make_program(tmp_path, size=2000)
     assert 'storage="memmap"' in make_program(tmp_path, size=2000, storage="memmap").read_text()

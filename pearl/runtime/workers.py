@@ -174,6 +174,11 @@ class _WeightPublisher:
         self._staging = np.zeros(learner.weight_count, np.float32)
         self._steps = 0
 
+    @property
+    def is_next(self) -> bool:
+        """Whether the next step is followed by a publication."""
+        return (self._steps + 1) % self._interval == 0
+
     def stepped(self, times: Recorder) -> None:
         self._steps += 1
         if self._steps % self._interval == 0:
@@ -449,10 +454,13 @@ class _InterpretedLoop:
         if found is None:
             return False
         iterations, beta = int(found[0]["iterations"][0]), float(found[0]["beta"][0])
+        td_error = 0.0
         for _ in range(iterations):
             self._iteration.train(beta)
+            if self._publisher.is_next:  # what diverged must not be published
+                td_error += self._iteration.finish()
             self._publisher.stepped(self._clock)
-        td_error = self._iteration.finish()
+        td_error += self._iteration.finish()
         done = self._ldq.reserve(timeout_s=60.0)
         if done is None:
             raise PearlError("The host did not read the training loop's progress for 60 s.")

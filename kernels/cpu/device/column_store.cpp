@@ -121,7 +121,10 @@ std::shared_ptr<RowBatch> ColumnStore::gather(const std::int64_t* indices, std::
       *free = batch;
   }
   if (count == 0) return batch;
-  if (room_for_indices_ < count) indices_ = {*queue_, room_for_indices_ = count};
+  if (room_for_indices_ < count) {
+    indices_ = {*queue_, count};
+    room_for_indices_ = count;
+  }
   std::copy_n(indices, count, &indices_[0]);
   indices_.send(*queue_, 0, count);
   launch(batch->copies(), indices_.there(), 0, count, count);

@@ -468,23 +468,26 @@ DeviceBatch OwnBatch::of(DeviceQueue& queue, std::size_t rows, const RowBytes& b
   return batch;
 }
 
-// So many that those of the widest layer run once, with 8 neurons each.
-static int slices_of(const LearnerModel& model) {
+// Rows of lanes: so many that the widest layer runs once, with so many neurons for a row: where lanes are threads, 4 for
+// each of its quads of transitions.
+static int slices_of(const LearnerModel& model, bool threads) {
+  const std::size_t neurons = threads ? kLanes : 8, least = threads ? 4 : 8;
   std::size_t widest = 0;
   for (const NetworkSource& network : model.networks)
     for (const Op& op : network.ops) widest = std::max(widest, op.width);
-  return static_cast<int>(std::clamp<std::size_t>(std::bit_ceil((widest + 7) / 8), 8, kMostSlices));
+  return static_cast<int>(std::clamp<std::size_t>(std::bit_ceil((widest + neurons - 1) / neurons), least, kMostSlices));
 }
 
 DeviceLearner::DeviceLearner(std::shared_ptr<DeviceQueue> queue, LearnerModel model, LearnerCut cut)
     : queue_(std::move(queue)), model_(std::move(model)), cut_(cut) {
   for (const NetworkSource& network : model_.networks) Plan{network};
   // A CPU runs a work-group's lanes as one vector; a GPU needs more lanes and more groups.
-  if (cut_.slices == 0) cut_.slices = queue_->is_cpu() ? 1 : slices_of(model_);
+  if (cut_.slices == 0) cut_.slices = queue_->is_cpu() ? 1 : slices_of(model_, queue_->team() > 1);
   if (cut_.columns_per_tile == 0) cut_.columns_per_tile = queue_->is_cpu() ? kWholeRows : 64;
-  if (cut_.slices < 1 || cut_.slices > kMostSlices || cut_.columns_per_tile < kLanes ||
+  const int least = queue_->team() > 1 ? 2 : 1;  // threads of one row would have no barrier between layers
+  if (cut_.slices < least || cut_.slices > kMostSlices || cut_.columns_per_tile < kLanes ||
       cut_.columns_per_tile % kLanes != 0)
-    throw LearnerError("A step takes 1 to " + std::to_string(kMostSlices) + " slices and tiles of a multiple of " +
+    throw LearnerError("A step takes " + std::to_string(least) + " to " + std::to_string(kMostSlices) + " slices and tiles of a multiple of " +
                        std::to_string(kLanes) + " columns; found " + std::to_string(cut_.slices) + " and " +
                        std::to_string(cut_.columns_per_tile) + ".");
   kernels_ = compile(tape::kAdam);

@@ -232,8 +232,9 @@ void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices
   begin_sample(count, beta);
   const bool apart = !queue_->is_cpu();
   if (host_batch_.room() < count) {
-    host_batch_ = {*queue_, count, Placement::pinned};
+    BatchMemory host(*queue_, count, Placement::pinned);
     if (apart) own_batch_ = {*queue_, count, Placement::device};
+    host_batch_ = std::move(host);
   }
   const BatchMemory& drawn = apart ? own_batch_ : host_batch_;
   own_draw_[0] = next_draw(count, beta);
@@ -255,7 +256,6 @@ void SumTreeReplay::prepare_draws(std::size_t draws, std::size_t count, double b
 }
 
 // Returns the place of the first.
-
 std::size_t SumTreeReplay::prepare_draws_locked(std::size_t draws, std::size_t count, double beta) {
   begin_sample(count, beta);
   if (draws > kMostAhead) throw ReplayError("At most " + std::to_string(kMostAhead) + " draws are prepared at once.");

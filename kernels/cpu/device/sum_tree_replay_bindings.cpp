@@ -127,12 +127,15 @@ void bind_sum_tree_replay(py::module_& module) {
           },
           py::arg("priorities"), "The same with `priorities` (n,) of Queue.device_floats.")
       .def(
-          "weights_there",
+          "draw_there",
           [](Tree& tree) {
             const BatchMemory& batch = launched(tree);
-            return DeviceView{batch.block().memory(), batch.weights(), "<f4", {static_cast<py::ssize_t>(batch.count())}};
+            const std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(batch.count())};
+            const auto& memory = batch.block().memory();
+            return py::make_tuple(DeviceView{memory, batch.indices(), "<i8", shape},
+                                  DeviceView{memory, batch.weights(), "<f4", shape});
           },
-          "The importance weights of launch_sample's batches, in the device's memory.")
+          "Where launch_sample writes slots and importance weights, in the device's memory.")
       .def("times_us", &times_us, py::arg("batch_size"), py::arg("priorities").noconvert(), py::arg("launches"),
            py::arg("repeats"),
            "Microseconds of a draw or, with `priorities` of Queue.shared_floats, of an update, in each of `repeats` runs of "

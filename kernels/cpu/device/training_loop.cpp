@@ -83,7 +83,10 @@ LearnerMetrics DeviceLoop::finish() {
   try {
     metrics = learner_.finish();
   } catch (const LearnerError&) {
-    replay_->check_waited();
+    try {
+      replay_->check_waited();  // clears a refusal
+    } catch (const ReplayError&) {
+    }
     throw;
   }
   *steps_ += metrics.steps;

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,11 +36,10 @@ def iteration_on(
 
 
 class TorchIteration:
-    """Iterations of setting 2 on one GPU: draw, gather, train and update, without the host between them.
+    """Iterations of setting 2 on one GPU: draw, gather, train and update, without a batch on the host.
 
     `step` trains on the columns `fields` with weights and returns priorities `(batch,)`, all on the device. The host
-    reads the outcome of several iterations at once, so that what diverged is found some iterations later. No other
-    batches may be drawn on the device meanwhile.
+    reads the outcome of up to eight iterations at once. No other batches may be drawn on the device meanwhile.
     """
 
     def __init__(
@@ -51,26 +50,29 @@ class TorchIteration:
         queue = storage.queue
         self._stream: torch.cuda.Stream | None = None
         if storage.device != EMULATOR:
-            self._stream = torch.cuda.ExternalStream(queue.stream)  # type: ignore[no-untyped-call, attr-defined]
+            place = torch.device(storage.device)
+            self._stream = torch.cuda.ExternalStream(queue.stream, place)  # type: ignore[no-untyped-call, attr-defined]
         names = [field.name for field in storage.spec.fields]
         columns = dict(zip(names, self._storage.batch_there(batch_size), strict=True))
         self._columns = [self._tensor(columns[name]) for name in fields]
-        self._weights: torch.Tensor | None = None
-        self._priorities = queue.device_floats(batch_size)
-        self._written = self._tensor(self._priorities)
-        self._unread: list[torch.Tensor] = []
-        self._td_errors = 0.0
+        self._priorities = [queue.device_floats(batch_size) for _ in range(_UNREAD)]
+        self._written = [self._tensor(view) for view in self._priorities]
+        self._drawn: _Drawn | None = None
+        self._unread, self._td_errors = 0, 0.0
+        self._last = 0  # place of the last iteration that was read
 
     def train(self, beta: float) -> None:
         """Begin an iteration with importance weights of exponent `beta`."""
-        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+        place = self._unread
+        with self._in_order():
             self._replay.launch_sample(self._batch_size, beta, self._storage)
-            if self._weights is None:
-                self._weights = self._tensor(self._replay.weights_there())
-            self._written.copy_(self._step(self._columns, self._weights))
-            self._replay.launch_update_there(self._priorities)
-            self._unread.append(self._written.clone())
-        if len(self._unread) >= _UNREAD:
+            if self._drawn is None:
+                self._drawn = _Drawn(*map(self._tensor, self._replay.draw_there()))
+            self._drawn.keep(place)
+            self._written[place].copy_(self._step(self._columns, self._drawn.weights))
+            self._replay.launch_update_there(self._priorities[place])
+        self._unread += 1
+        if self._unread == _UNREAD:
             self._read()
 
     def finish(self) -> float:
@@ -82,21 +84,60 @@ class TorchIteration:
         found, self._td_errors = self._td_errors, 0.0
         return found
 
+    def last_batch(self) -> tuple[np.ndarray, np.ndarray]:
+        """Slots `(batch,)` int64 and importance weights `(batch,)` float32 of the last that was read, or diverged."""
+        if self._drawn is None:
+            return np.empty(0, np.int64), np.empty(0, np.float32)
+        return self._drawn.kept(self._last)
+
     def _read(self) -> None:
-        unread, self._unread = self._unread, []
-        self._td_errors += sum(mean_td_error(priorities.cpu().numpy()) for priorities in unread)
+        """Wait, and check the outcome of the iterations that the host does not know."""
+        count, self._unread = self._unread, 0
+        if count == 0:
+            return
+        with self._in_order():
+            outcomes = torch.stack(self._written[:count]).cpu().numpy()  # which waits
+        for self._last, priorities in enumerate(outcomes):
+            self._td_errors += mean_td_error(priorities)
         self._replay.check()
 
-    def last_batch(self) -> tuple[np.ndarray, np.ndarray]:
-        """Slots `(batch,)` int64 and importance weights `(batch,)` float32 of the last iteration."""
-        indices, weights, _ = self._replay.read_batch()
-        return indices, weights
+    @contextmanager
+    def _in_order(self) -> Iterator[None]:
+        """Torch works on the stream of the kernels, which waits for the caller's stream, and that for it afterwards."""
+        if self._stream is None:
+            yield
+            return
+        caller = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(caller)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            caller.wait_stream(self._stream)
 
     def _tensor(self, view: _device.DeviceView) -> torch.Tensor:
         """The memory of the kernels as a tensor."""
         if self._stream is None:
             return torch.from_numpy(np.asarray(_OnHost(view)))
         return torch.as_tensor(view, device=self._stream.device)
+
+
+class _Drawn:
+    """Slots and weights of the batch that was drawn, where the kernels write them, and of those not read yet."""
+
+    def __init__(self, indices: torch.Tensor, weights: torch.Tensor) -> None:
+        self._indices, self.weights = indices, weights
+        self._kept = [tensor.new_empty((_UNREAD, len(tensor))) for tensor in (indices, weights)]
+
+    def keep(self, place: int) -> None:
+        """Copy them, for the host."""
+        for kept, tensor in zip(self._kept, (self._indices, self.weights), strict=True):
+            kept[place].copy_(tensor)
+
+    def kept(self, place: int) -> tuple[np.ndarray, np.ndarray]:
+        """A copy that was kept."""
+        indices, weights = (kept[place].cpu().numpy().copy() for kept in self._kept)
+        return indices, weights
 
 
 class _OnHost:
