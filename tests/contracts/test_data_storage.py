@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from references import CUDA, on_host
 
 from pearl.backends.sycl.storage import SyclDataStorage
-from pearl.errors import CapacityError, ReplayError
+from pearl.errors import CapacityError, ConfigurationError, ReplayError
 from pearl.replay import memory
 from pearl.replay.storage import DataStorage
 from pearl.spec import FieldSpec, TransitionSpec
@@ -233,6 +233,19 @@ def test_a_replay_beyond_memory_is_refused_with_numbers(make_storage, monkeypatc
         match=r"Replay of 1,000,000 transitions of 56\.4 KB each needs 56\.4 GB; 21\.3 GB of memory are free\. Lower",
     ):
         make_storage(images, 1_000_000)
+
+
+def test_rows_that_the_gpu_has_no_room_for_stay_in_the_hosts_memory(monkeypatch, caplog):
+    from pearl.backends.cuda.storage import CudaDataStorage
+
+    monkeypatch.setattr("pearl.backends.cuda.storage._device_free", lambda place: 1000)
+    storage = CudaDataStorage(SPEC, 50, CUDA)
+    assert storage.memory == "pinned"
+    assert "kept in the host's memory" in caplog.text
+    with pytest.raises(CapacityError, match="memory are free"):
+        CudaDataStorage(SPEC, 50, CUDA, memory="device")
+    with pytest.raises(ConfigurationError, match=r"""must be "auto", "device" or "pinned"; found 'mapped'"""):
+        CudaDataStorage(SPEC, 50, CUDA, memory="mapped")
 
 
 def test_memory_is_committed_only_when_written():

@@ -356,6 +356,12 @@ void SumTreeReplay::launch_update(const std::int64_t* indices, const float* prio
                  std::uint64_t{count}, refusals_.data() + 1, failure);
 }
 
+void SumTreeReplay::launch(const Recording& recording) {
+  const std::lock_guard lock(mutex_);
+  require_open();
+  queue_->launch(recording);
+}
+
 void SumTreeReplay::count_updates(std::size_t count) {
   const std::lock_guard lock(mutex_);
   if (!prioritized_) known_.counters.updates += count;  // else the kernels count

@@ -75,7 +75,7 @@ void DeviceLoop::launch_iterations(std::size_t count) {
     return;
   }
   if (known->launches == nullptr) known->launches = queue.record(launch);
-  queue.launch(*known->launches);
+  replay_->launch(*known->launches);
 }
 
 LearnerMetrics DeviceLoop::finish() {

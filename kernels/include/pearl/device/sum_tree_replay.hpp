@@ -79,6 +79,8 @@ class SumTreeReplay final : public ReplayOperations {
   // `failure` as for launch_draw.
   void launch_update(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
                      std::size_t count, const std::int32_t* failure = nullptr);
+  // Launches recorded draws and updates: no other call comes between its parts, nor they between those of another.
+  void launch(const Recording& recording);
   // Counts items of launched updates, which without priorities are nothing else.
   void count_updates(std::size_t count);
   // The batch of the last draw; null before.
