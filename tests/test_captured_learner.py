@@ -149,7 +149,9 @@ def train_both(
 # --- equal to steps that run as they are written ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sub_batches", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "sub_batches", [1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("case", CASES)
 def test_replayed_steps_train_bit_for_bit_as_those_as_written(
     case: str, sub_batches: int, graphs: list[EmulatedGraphs]
