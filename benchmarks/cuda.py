@@ -1,9 +1,10 @@
 """PEARL's CUDA kernels on a GPU, and what PyTorch does there with the replay on the host.
 
 The Replay Manager alone (1,000,000 slots, fanout 16): in a graph of launches, as loops launch it, and from Python with
-the arrays in the host's memory. Gathering Atari transitions from the device's memory, and from the host's, where the
-kernel reads them; with the launch and the wait, beside a copy of as many bytes. Iterations of setting 2 (sample,
-gather, train, update; replays of 100,000 transitions, all filled) by the loop in C++; beside them PyTorch's eager step
+the arrays in the host's memory; updates in a graph repeat one batch, which then lies in the GPU's caches. Gathering
+Atari transitions from the device's memory, and from the host's, where the kernel reads them; with the launch and the
+wait, beside a copy of as many bytes. Iterations of setting 2 (sample, gather, train, update; replays of 100,000
+transitions, all filled) by the loop in C++; beside them PyTorch's eager step
 on the GPU with the native Replay Manager and Data Storage on the host, and the same iteration in torch operations
 alone in a CUDA graph, which neither publishes a policy nor draws noise. With `--compiled`, also compiled. Last, a
 network of convolutions, trained by torch.
