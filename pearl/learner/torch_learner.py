@@ -148,15 +148,11 @@ class TorchLearner(TrainerLearner[TrainerLike]):
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         self._gradients += [p.grad.detach().reshape(-1).to("cpu", torch.float32, copy=True) for p in parameters]
 
-    def _parts(self, rows: int) -> list[tuple[int, int]]:
-        edges = [rows * k // self.sub_batches for k in range(self.sub_batches + 1)]
-        return [(a, b) for a, b in itertools.pairwise(edges) if b > a]
-
     def _step_in_parts(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
         trainer = self.trainer
         assert isinstance(trainer, Trainer)
         rows = len(weights)
-        parts = self._parts(rows)
+        parts = parts_of(rows, self.sub_batches)
         priorities: list[torch.Tensor] = []
         for phase in trainer.phases:
             computed = [phase.compute(batch.rows(a, b), weights[a:b], rows) for a, b in parts]
@@ -169,6 +165,12 @@ class TorchLearner(TrainerLearner[TrainerLike]):
 def load_policy_weights(trainer: TrainerLike, weights: np.ndarray) -> None:
     """Copy a policy snapshot `(weight_count,)` float32 into the trainer's own modules."""
     load_concatenated(weights, policy_tensors(trainer))
+
+
+def parts_of(rows: int, count: int) -> list[tuple[int, int]]:
+    """Beginning and end of each of `count` parts of a batch of `rows`, but for those that are empty."""
+    edges = [rows * k // count for k in range(count + 1)]
+    return [(a, b) for a, b in itertools.pairwise(edges) if b > a]
 
 
 def mean_td_error(priorities: np.ndarray) -> float:

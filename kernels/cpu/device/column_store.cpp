@@ -13,7 +13,8 @@ namespace {
 constexpr std::size_t kPadding = 16;
 constexpr std::size_t kBatchesKept = 4;
 constexpr std::size_t kStagedBytes = std::size_t{16} << 20;
-constexpr std::size_t kGroupBytes = std::size_t{64} << 10;  // fewer are not worth a work-group of their own
+// Fewer are not worth a work-group of their own, where a work-group is one thread, or many.
+constexpr std::size_t kGroupBytes = std::size_t{64} << 10, kGroupBytesOfThreads = std::size_t{16} << 10;
 
 std::size_t padded(std::size_t count) { return (count + kPadding - 1) / kPadding * kPadding; }
 
@@ -63,10 +64,7 @@ void ColumnStore::require_open() const {
 
 void ColumnStore::launch(const RowCopy* copies, const std::int64_t* from_rows, std::size_t to_first,
                          std::size_t to_rows, std::size_t count) {
-  const std::size_t groups = queue_->is_cpu()
-                                 ? std::clamp<std::size_t>(count * total_bytes_ / kGroupBytes, 1, queue_->most_groups())
-                                 : gathering_groups(count);
-  queue_->launch((*kernels_)["pearl_copy_rows"], groups, queue_->lanes(count * total_bytes_ / sizeof(std::uint32_t)),
+  queue_->launch((*kernels_)["pearl_copy_rows"], copying_groups(count), queue_->lanes(count * total_bytes_ / sizeof(std::uint32_t)),
                  copies, static_cast<std::uint32_t>(row_bytes_.size()), from_rows, std::uint64_t{to_first},
                  std::uint64_t{to_rows}, std::uint64_t{count});
 }
@@ -145,9 +143,9 @@ std::shared_ptr<RowBatch> ColumnStore::shared_device_batch(std::size_t count) {
   return device_batch_;
 }
 
-std::size_t ColumnStore::gathering_groups(std::size_t count) const {
-  constexpr std::size_t kBytes = std::size_t{16} << 10;  // of a group: a few words of each lane
-  return std::clamp<std::size_t>((count * total_bytes_ + kBytes - 1) / kBytes, 1, queue_->most_groups());
+std::size_t ColumnStore::copying_groups(std::size_t count) const {
+  const std::size_t bytes = queue_->is_cpu() ? kGroupBytes : kGroupBytesOfThreads;
+  return std::clamp<std::size_t>(count * total_bytes_ / bytes, 1, queue_->most_groups());
 }
 
 bool ColumnStore::fit_one_group(std::size_t count) const { return count * total_bytes_ <= kGroupBytes; }

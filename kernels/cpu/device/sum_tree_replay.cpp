@@ -302,7 +302,7 @@ void SumTreeReplay::launch_sampling(const BatchMemory& batch, std::size_t count,
     const std::size_t lanes = queue_->lanes(kDrawingLanes), items = lanes / queue_->team();
     queue_->launch((*kernels_)["pearl_draw"], (count + items - 1) / items, lanes, device_memory_.data(), batch.arrays(),
                    std::uint64_t{count}, draw, failure);
-    const std::size_t groups = store == nullptr ? 1 : store->gathering_groups(count);
+    const std::size_t groups = store == nullptr ? 1 : store->copying_groups(count);
     queue_->launch((*kernels_)["pearl_weigh_rows"], groups, queue_->lanes(kMostLanes), batch.arrays(),
                    std::uint64_t{count}, static_cast<const Draw*>(draw), copies, columns, failure);
     return;

@@ -25,6 +25,18 @@ class Event(Protocol):
         """Wait until the stream is there."""
 
 
+@contextlib.contextmanager
+def in_order_on(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Run on `stream`: after what the caller's stream has to do, before what follows there."""
+    caller = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(caller)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        caller.wait_stream(stream)
+
+
 class CudaGraphs:
     """The streams of a Learner on `device`: a main one, and one for each part of a batch that is trained in parts."""
 
@@ -55,13 +67,8 @@ class CudaGraphs:
     @contextlib.contextmanager
     def main(self) -> Iterator[None]:
         """Run on the main stream: after what the caller's stream has to do, before what follows there."""
-        caller = torch.cuda.current_stream(self.device)
-        self._main.wait_stream(caller)
-        try:
-            with torch.cuda.stream(self._main):
-                yield
-        finally:
-            caller.wait_stream(self._main)
+        with in_order_on(self._main):
+            yield
 
     @contextlib.contextmanager
     def part(self, number: int) -> Iterator[None]:

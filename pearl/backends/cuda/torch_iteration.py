@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pearl.backends.cuda.device import EMULATOR
+from pearl.backends.cuda.graphs import in_order_on
 from pearl.backends.cuda.replay import CudaReplayManager
 from pearl.backends.cuda.storage import CudaDataStorage
 from pearl.lazy_torch import torch
@@ -101,19 +102,9 @@ class TorchIteration:
             self._td_errors += mean_td_error(priorities)
         self._replay.check()
 
-    @contextmanager
-    def _in_order(self) -> Iterator[None]:
-        """Torch works on the stream of the kernels, which waits for the caller's stream, and that for it afterwards."""
-        if self._stream is None:
-            yield
-            return
-        caller = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(caller)
-        try:
-            with torch.cuda.stream(self._stream):
-                yield
-        finally:
-            caller.wait_stream(self._stream)
+    def _in_order(self) -> AbstractContextManager[None]:
+        """Torch works on the stream of the kernels."""
+        return nullcontext() if self._stream is None else in_order_on(self._stream)
 
     def _tensor(self, view: _device.DeviceView) -> torch.Tensor:
         """The memory of the kernels as a tensor."""

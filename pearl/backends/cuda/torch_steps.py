@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,6 +17,7 @@ from pearl.backends.cuda.sub_batches import step_in_parts
 from pearl.backends.cuda.trainer_parts import AN_OPTIMIZER, BakedValues, PythonState, TrainerParts
 from pearl.error_place import described
 from pearl.lazy_torch import torch
+from pearl.learner.torch_learner import parts_of
 
 _WARM_UP = 3  # steps of a kind before it is recorded: they make the optimizers' state, and torch loads its kernels
 _MOST_FORMS = 16  # of batches whose memory and recordings are kept
@@ -138,8 +138,7 @@ class TorchSteps:
     ) -> tuple[_Uploaded, object]:
         """A batch on the device, and its form: of two batches of one form, the second is where the first was."""
         tensors, rows = (*columns, weights), len(weights)
-        edges = [rows * k // self._sub_batches for k in range(self._sub_batches + 1)]
-        parts = [[t[a:b] for t in tensors] for a, b in itertools.pairwise(edges) if b > a]
+        parts = [[t[a:b] for t in tensors] for a, b in parts_of(rows, self._sub_batches)]
         form = tuple((tuple(t.shape), t.dtype, t.device) for t in (*tensors, *inputs))
         memory = self._memory.get(form)
         if memory is None:

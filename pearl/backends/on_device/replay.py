@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ReplayManagerOnDevice(KernelReplayManager):
-    """ReplayManager on the queue of a device. Samples, inserts, updates and retrieves in one launch each."""
+    """ReplayManager on the queue of a device. An insertion, update or retrieval is one launch, a draw one or two."""
 
     _tree: _device.SumTree
 

@@ -58,8 +58,8 @@ class ColumnStore {
   std::shared_ptr<RowBatch> shared_device_batch(std::size_t count);
   // Whether one work-group should copy that many rows.
   bool fit_one_group(std::size_t count) const;
-  // The work-groups that should.
-  std::size_t gathering_groups(std::size_t count) const;
+  // How many work-groups should.
+  std::size_t copying_groups(std::size_t count) const;
   // Gathers the rows at `indices`, which lie in device memory, into device_batch(count).
   void launch_gather(const std::int64_t* indices, std::size_t count);
 

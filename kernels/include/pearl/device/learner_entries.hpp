@@ -552,9 +552,8 @@ PEARL_DEVICE void for_gradients(const Context& c, const Tile& tile, const TileLa
   const std::int64_t group_floats = c.arena_features * kLanes;
   if (tile.in == 0 || tile.begin == 0) {  // a vector, or the biases: a lane each
     const std::int64_t to = tile.in == 0 ? tile.weight : tile.bias;
-    const bool shared = tile.in == 0;  // by all rows of lanes; else the first has the biases
-    const int step = shared ? kLanes * here.slices : kLanes;
-    for (int n = here.slice * kLanes + lane; (shared || here.slice == 0) && to != kNone && n < tile.count; n += step) {
+    const int step = kLanes * here.slices;
+    for (int n = here.slice * kLanes + lane; to != kNone && n < tile.count; n += step) {
       float sum = 0.0f;
       const float* slopes = c.arena + static_cast<std::int64_t>(tile.slopes + n) * kLanes;
       for (int g = 0; g < c.groups; ++g, slopes += group_floats)
@@ -610,9 +609,8 @@ PEARL_DEVICE void for_kept_gradients(const Tile& tile, const TileLane& here, con
   const int lane = here.lane;
   if (tile.in == 0 || tile.begin == 0) {
     const std::int64_t to = tile.in == 0 ? tile.weight : tile.bias;
-    const bool shared = tile.in == 0;
-    const int step = shared ? kLanes * here.slices : kLanes;
-    for (int n = here.slice * kLanes + lane; (shared || here.slice == 0) && to != kNone && n < tile.count; n += step)
+    const int step = kLanes * here.slices;
+    for (int n = here.slice * kLanes + lane; to != kNone && n < tile.count; n += step)
       visit(to + tile.first + n, gradients[to + tile.first + n]);
     if (tile.in == 0) return;
   }

@@ -1,5 +1,5 @@
 // The Replay Manager on a parallel device. It equals the CPU's (pearl/sum_tree_replay.hpp) bit for bit, for draws with
-// replacement. Each of sample, insert, update and retrieve is one launch.
+// replacement. Each of insert, update and retrieve is one launch, and sample one or two.
 #pragma once
 
 #include <algorithm>
@@ -68,9 +68,9 @@ class SumTreeReplay final : public ReplayOperations {
   // For loops on the device, while nothing is inserted: works out the next `draws` draws of `count` items, at most
   // kMostAhead. Waits if launch_sample was called since check().
   void prepare_draws(std::size_t draws, std::size_t count, double beta);
-  // Enqueues a prepared draw, from 0. The batch lies in this replay's device memory until the next. With a store on the same
-  // queue, the drawn rows go to store->device_batch(count). One launch, or two where rows are large.
-  // Nothing is drawn once `failure`, if it is given, points to something other than 0.
+  // Enqueues a prepared draw, from 0. The batch lies in this replay's device memory until the next. With a store on the
+  // same queue, the drawn rows go to store->device_batch(count). One launch, or two where rows are large or many
+  // work-groups draw. Nothing is drawn once `failure`, if it is given, points to something other than 0.
   const BatchMemory& launch_draw(std::size_t place, std::size_t count, ColumnStore* store = nullptr,
                                  const std::int32_t* failure = nullptr);
   // One draw, prepared beside those since check().
