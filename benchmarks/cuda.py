@@ -38,6 +38,7 @@ from pearl.spec import FieldSpec, ReplaySpec, TransitionSpec
 
 SLOTS = 1_000_000
 CAPACITY = 100_000
+REPEAT_S = 0.1
 ATARI_SLOTS, ATARI_BATCH, PIXEL_BATCH = 20_000, 512, 512
 CASES = (
     ("DQN", (64, 64), 32), ("DQN", (256, 256), 512), ("TD3", (256, 256), 256), ("SAC", (256, 256), 256),
@@ -139,7 +140,8 @@ def iteration_rows(
         for interval in (8, 64):  # how many are one graph
             ours = Loop(learner, filled, case.batch, weight_sync_interval=interval)
             ours.run(2 * interval)  # records
-            times = [ours.run(iterations) for _ in range(repeats)]
+            count = _count(ours.run, iterations)
+            times = [ours.run(count) for _ in range(repeats)]
             yield Row.of(f"iteration {case.name}, policy every {interval}", "us", "lower", times)
         if alone:
             continue
@@ -149,10 +151,16 @@ def iteration_rows(
         peers["torch in a CUDA graph"] = _torch_iterations(case, capacity, there, compiled=False)
         if compiled and device != EMULATOR:
             peers["torch compiled, in a CUDA graph"] = _torch_iterations(case, capacity, there, compiled=True)
-        counts = [iterations, *(max(2, iterations // 4) for _ in peers)]
-        values = alternate([ours.run, *peers.values()], counts, repeats)
+        contenders = [ours.run, *peers.values()]
+        values = alternate(contenders, [_count(contender, iterations) for contender in contenders], repeats)
         for name, theirs in zip(peers, values[1:], strict=True):
             yield Row.of(f"iteration {case.name}, policy every {interval}", "us", "lower", values[0], name, theirs)
+
+
+def _count(contender: Callable[[int], float], most: int) -> int:
+    """So many iterations that a repeat takes about REPEAT_S: a power of two, at most `most`."""
+    fitting = max(2, min(most, int(REPEAT_S * 1e6 / contender(min(most, 8)))))
+    return 1 << fitting.bit_length() - 1
 
 
 def _torch_iterations(case: Case, slots: int, device: str, *, compiled: bool) -> Callable[[int], float]:
@@ -212,7 +220,7 @@ def pixel_rows(device: str, capacity: int, repeats: int, iterations: int, compil
     contenders = [timed, *(functools.partial(_repeated, call) for call in peers.values())]
     for contender in contenders:
         contender(8)  # records, compiles
-    values = alternate(contenders, [iterations] * len(contenders), repeats)
+    values = alternate(contenders, [_count(contender, iterations) for contender in contenders], repeats)
     for name, found in zip(peers, values[1:], strict=True):
         yield Row.of(f"iteration DQN Nature CNN B={PIXEL_BATCH}", "us", "lower", values[0], name, found)
 

@@ -242,13 +242,28 @@ void CudaQueue::enqueue(const Kernel& kernel, const LaunchShape& shape, const Ar
   std::array<void*, kMostArguments> pointers{};
   // The members of Argument's union share an address.
   for (std::size_t i = 0; i < count; ++i) pointers[i] = const_cast<const void**>(&arguments[i].pointer);
+  const auto cluster = static_cast<unsigned>(shape.cluster);
+  const cuda::LaunchAttribute clustered{cuda::kClusterDimension, {cluster, 1, 1}};
+  const cuda::LaunchConfig config{static_cast<unsigned>(shape.groups) * cluster, 1, 1,
+                                  static_cast<unsigned>(shape.lanes), static_cast<unsigned>(shape.rows), 1, 0,
+                                  recording_here ? recording_stream : stream_, &clustered, cluster > 1 ? 1u : 0u};
   const Current current(device_->context, name());
-  cuda::check(cuda::driver().cuLaunchKernel(static_cast<const CudaKernel&>(kernel).function,
-                                            static_cast<unsigned>(shape.groups), 1, 1,
-                                            static_cast<unsigned>(shape.lanes), static_cast<unsigned>(shape.rows), 1, 0,
-                                            recording_here ? recording_stream : stream_, pointers.data(),
-                                            nullptr),
+  cuda::check(cuda::driver().cuLaunchKernelEx(&config, static_cast<const CudaKernel&>(kernel).function, pointers.data(),
+                                              nullptr),
               "a kernel cannot be launched", device_->name);
+}
+
+std::size_t CudaQueue::most_cluster() const {
+  constexpr std::size_t kPortable = 8;  // on every device that has clusters
+  return device_->major >= 9 ? kPortable : 1;
+}
+
+// As many as leave no multiprocessor with blocks of two.
+std::size_t CudaQueue::cluster_of(std::size_t groups, std::size_t most) const {
+  const std::size_t blocks = static_cast<std::size_t>(device_->multiprocessors);
+  std::size_t cluster = 1;
+  while (2 * cluster <= std::min(most, most_cluster()) && 2 * cluster * groups <= blocks) cluster *= 2;
+  return cluster;
 }
 
 std::unique_ptr<const Recording> CudaQueue::recorded(const std::function<void()>& work) {

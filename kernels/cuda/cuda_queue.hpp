@@ -31,6 +31,8 @@ class CudaQueue final : public DeviceQueue {
   // Compiles kernels/cuda/<stem>.cu.
   std::shared_ptr<const Kernels> compile(const std::string& stem, const std::vector<std::string>& kernels,
                                          const std::vector<std::string>& options = {}) override;
+  std::size_t cluster_of(std::size_t groups, std::size_t most) const override;
+  std::size_t most_cluster() const override;
   bool records() const override { return true; }
   void copy_async(const void* from, void* to, std::size_t bytes) override;
   void copy(const void* from, void* to, std::size_t bytes) override;

@@ -52,7 +52,7 @@ Driver loaded() {
   PEARL_FIND(cuGraphDestroy);
   PEARL_FIND(cuModuleLoadData);
   PEARL_FIND(cuModuleGetFunction);
-  PEARL_FIND(cuLaunchKernel);
+  PEARL_FIND(cuLaunchKernelEx);
   PEARL_FIND(cuMemGetInfo_v2);
   PEARL_FIND(cuMemAlloc_v2);
   PEARL_FIND(cuMemAllocManaged);

@@ -25,6 +25,19 @@ using Function = FunctionState*;
 using Graph = GraphState*;
 using GraphExec = GraphExecState*;
 
+// CUlaunchAttribute and CUlaunchConfig.
+struct alignas(8) LaunchAttribute {
+  int id;
+  alignas(8) unsigned values[16];
+};
+constexpr int kClusterDimension = 4;  // an id
+struct LaunchConfig {
+  unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
+  Stream stream;
+  const LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
 enum Attribute : int {
   kMultiprocessors = 16,
   kComputeMajor = 75,
@@ -56,8 +69,7 @@ struct Driver {
   Result (*cuGraphDestroy)(Graph);
   Result (*cuModuleLoadData)(Module*, const void*);
   Result (*cuModuleGetFunction)(Function*, Module, const char*);
-  Result (*cuLaunchKernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void**,
-                           void**);
+  Result (*cuLaunchKernelEx)(const LaunchConfig*, Function, void**, void**);  // since CUDA 11.8
   Result (*cuMemGetInfo_v2)(std::size_t*, std::size_t*);
   Result (*cuMemAlloc_v2)(Pointer*, std::size_t);
   Result (*cuMemAllocManaged)(Pointer*, std::size_t, unsigned);

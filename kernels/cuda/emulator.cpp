@@ -21,7 +21,7 @@ namespace {
 constexpr std::size_t kStackBytes = std::size_t{128} << 10;
 constexpr unsigned kWarp = 32;
 
-enum class State { ready, at_barrier, in_shuffle, ended };
+enum class State { ready, at_barrier, at_cluster_barrier, in_shuffle, ended };
 
 #ifdef __x86_64__
 
@@ -94,12 +94,14 @@ struct Fiber {
   unsigned votes = 0;
 };
 
+// The blocks of a cluster, one after another.
 struct Block {
   Call kernel;
   const device::Argument* arguments;
   std::size_t argument_count;
   std::vector<std::unique_ptr<Fiber>>& fibers;
-  std::size_t threads;
+  std::size_t threads;        // of all blocks
+  std::size_t block_threads;  // of one
   Context scheduler;
   Fiber* running = nullptr;
 };
@@ -117,9 +119,16 @@ void enter() {
   yield(State::ended);
 }
 
-// Lets the warp's threads go on if all of a shuffle's mask have come to it.
-bool release_shuffle(std::size_t first) {
-  const std::size_t end = std::min(first + kWarp, block->threads);
+// Lets the threads of [first, end) go on if all of them are in this state.
+bool release_all(std::size_t first, std::size_t end, State state) {
+  for (std::size_t t = first; t < end; ++t)
+    if (block->fibers[t]->state != state) return false;
+  for (std::size_t t = first; t < end; ++t) block->fibers[t]->state = State::ready;
+  return true;
+}
+
+// Lets the threads of a warp, [first, end), go on if all of a shuffle's mask have come to it.
+bool release_shuffle(std::size_t first, std::size_t end) {
   bool released = false;
   for (std::size_t t = first; t < end; ++t) {
     if (block->fibers[t]->state != State::in_shuffle) continue;
@@ -150,16 +159,19 @@ bool release_shuffle(std::size_t first) {
   return released;
 }
 
-void run_block(const Index& at, const device::LaunchShape& shape, Order order, std::mt19937_64& random) {
+void run_cluster(std::size_t group, const device::LaunchShape& shape, Order order, std::mt19937_64& random) {
   Block& current = *block;
-  const auto lanes = static_cast<unsigned>(shape.lanes);
+  const auto lanes = static_cast<unsigned>(shape.lanes), size = static_cast<unsigned>(shape.cluster);
   for (std::size_t t = 0; t < current.threads; ++t) {
     Fiber& fiber = *current.fibers[t];
-    const auto thread = static_cast<unsigned>(t);
+    const auto thread = static_cast<unsigned>(t % current.block_threads);
+    const auto rank = static_cast<unsigned>(t / current.block_threads);
     fiber.place = {{thread % lanes, thread / lanes, 0},
-                   at,
+                   {static_cast<unsigned>(group) * size + rank, 0, 0},
                    {lanes, static_cast<unsigned>(shape.rows), 1},
-                   {static_cast<unsigned>(shape.groups), 1, 1}};
+                   {static_cast<unsigned>(shape.groups) * size, 1, 1},
+                   rank,
+                   size};
     fiber.state = State::ready;
     prepare(fiber.context, fiber.stack.get(), kStackBytes, &enter);
   }
@@ -177,18 +189,18 @@ void run_block(const Index& at, const device::LaunchShape& shape, Order order, s
         switch_from(current.scheduler, fiber.context);
       }
       ended += fiber.state == State::ended;
-      waiting += fiber.state == State::at_barrier;
+      waiting += fiber.state == State::at_barrier || fiber.state == State::at_cluster_barrier;
     }
     if (ended == current.threads) return;
-    bool released = false;
-    if (waiting == current.threads) {
-      for (std::size_t t = 0; t < current.threads; ++t) current.fibers[t]->state = State::ready;
-      released = true;
+    bool released = release_all(0, current.threads, State::at_cluster_barrier);
+    for (std::size_t first = 0; first < current.threads; first += current.block_threads) {
+      const std::size_t end = first + current.block_threads;
+      released |= release_all(first, end, State::at_barrier);
+      for (std::size_t warp = first; warp < end; warp += kWarp) released |= release_shuffle(warp, std::min(warp + kWarp, end));
     }
-    for (std::size_t first = 0; first < current.threads; first += kWarp) released |= release_shuffle(first);
     if (!released)
       throw DeviceError("A kernel's threads wait for each other forever: of " + std::to_string(current.threads) +
-                        " threads of a block, " + std::to_string(waiting) + " are at a barrier and " +
+                        " threads of a cluster, " + std::to_string(waiting) + " are at a barrier and " +
                         std::to_string(ended) + " have ended.");
   }
 }
@@ -198,6 +210,8 @@ void run_block(const Index& at, const device::LaunchShape& shape, Order order, s
 unsigned lane_here() { return (here->thread.y * here->threads.x + here->thread.x) % kWarp; }
 
 void wait_for_block() { yield(State::at_barrier); }
+
+void wait_for_cluster() { yield(State::at_cluster_barrier); }
 
 std::uint64_t shuffle(unsigned mask, std::uint64_t bits, unsigned from) {
   Fiber& fiber = *block->running;
@@ -221,13 +235,13 @@ void run(Call kernel, const device::LaunchShape& shape, const device::Argument* 
          std::uint64_t seed) {
   kernel(Wanted::check, arguments, count);
   static thread_local std::vector<std::unique_ptr<Fiber>> fibers;
-  const std::size_t threads = shape.rows * shape.lanes;
+  const std::size_t block_threads = shape.rows * shape.lanes, threads = block_threads * shape.cluster;
   while (fibers.size() < threads) fibers.push_back(std::make_unique<Fiber>());
-  Block current{kernel, arguments, count, fibers, threads, {}};
+  Block current{kernel, arguments, count, fibers, threads, block_threads, {}};
   std::mt19937_64 random(seed);
   block = &current;
   try {
-    for (unsigned g = 0; g < shape.groups; ++g) run_block({g, 0, 0}, shape, order, random);
+    for (std::size_t group = 0; group < shape.groups; ++group) run_cluster(group, shape, order, random);
   } catch (...) {
     block = nullptr;
     throw;

@@ -1,5 +1,5 @@
 // CUDA's kernels on the host: included before a .cu file, this header gives it what nvcc would. A thread of a block is a
-// fiber, which runs until a barrier or a shuffle; blocks run one after another. So a test sees wrong results of wrong
+// fiber, which runs until a barrier or a shuffle; clusters of blocks run one after another. So a test sees wrong results of wrong
 // indices, missing barriers (in some order of the threads) and barriers that not all threads reach, but neither races within
 // an instruction nor the memory order of a GPU.
 #pragma once
@@ -34,11 +34,14 @@ struct Index {
 // The running thread's place, as kernels read it.
 struct Here {
   Index thread, block, threads, blocks;
+  unsigned rank = 0, cluster = 1;  // of the block in its cluster, and the cluster's blocks
 };
+inline constexpr std::size_t kMostCluster = 8;
 extern thread_local const Here* here;
 
-// Waits for all threads of the block.
+// Waits for all threads of the block, or of all blocks of the cluster.
 void wait_for_block();
+void wait_for_cluster();
 // The running thread's lane in its warp.
 unsigned lane_here();
 // Waits for the threads of the warp in `mask`; returns what lane `from` gave, or `bits` if it is not among them.

@@ -22,6 +22,8 @@ using tape::Operation;
 using tape::Tile;
 
 constexpr int kVectorTile = 64;  // entries of a vector that a work-group moves
+constexpr int kBlockRows = 16;   // of a block at most, where lanes are threads
+constexpr std::size_t kClusterFeatures = 32;  // of the widest layer, for each block of a cluster
 constexpr int kWholeRows = 1 << 20;
 constexpr int kMostSlices = static_cast<int>(kMostLanes) / kLanes;
 
@@ -136,12 +138,13 @@ struct DeviceLearner::Builder {
   std::vector<Plan> plans;
   std::size_t padded_rows;
   int columns_per_tile;
-  bool biases_apart;  // in tiles of their own, which a GPU sums beside the others
+  bool threads;  // lanes are threads: biases have tiles of their own, and inputs of layers stay where they are
   int features = 0;
   std::int64_t row_floats = 0;
 
   int place(int count) { return std::exchange(features, features + count); }
   Rows keep(int width) {
+    if (threads) return {};
     const int stride = padded(width);
     const auto floats = static_cast<std::int64_t>(stride) * static_cast<std::int64_t>(padded_rows);
     return {std::exchange(row_floats, row_floats + floats), stride};
@@ -260,17 +263,18 @@ struct DeviceLearner::Builder {
     if (step.op.kind != OpKind::linear) return;
     const int in = pass.plan->width(step.in[0]);
     const Rows& rows = pass.rows[static_cast<std::size_t>(step.in[0])];
-    const bool apart = biases_apart && step.op.bias != learner::kNone;
-    for (int first = 0; first < width; first += tape::kTileRows)
+    const bool apart = threads && step.op.bias != learner::kNone;
+    const int tile_rows = threads ? tape::kTileRowsOfThreads : tape::kTileRows;
+    for (int first = 0; first < width; first += tile_rows)
       for (int begin = 0; begin < in; begin += columns_per_tile)
         tiles.push_back({.first = first,
-                         .count = std::min(tape::kTileRows, width - first),
+                         .count = std::min(tile_rows, width - first),
                          .in = in,
                          .begin = begin,
                          .end = std::min(in, begin + columns_per_tile),
                          .slopes = pass.slope(step.out) + first,
                          .rows_stride = rows.stride,
-                         .rows = rows.offset,
+                         .rows = threads ? pass.value(step.in[0]) : rows.offset,
                          .weight = step.op.weight,
                          .bias = apart ? kNone : step.op.bias});
     if (apart) add_vector(pass.slope(step.out), width, step.op.bias, tiles);
@@ -468,28 +472,44 @@ DeviceBatch OwnBatch::of(DeviceQueue& queue, std::size_t rows, const RowBytes& b
   return batch;
 }
 
-// Rows of lanes: so many that the widest layer runs once, with so many neurons for a row: where lanes are threads, 4 for
-// each of its quads of transitions.
-static int slices_of(const LearnerModel& model, bool threads) {
-  const std::size_t neurons = threads ? kLanes : 8, least = threads ? 4 : 8;
+static std::size_t widest_of(const LearnerModel& model) {
   std::size_t widest = 0;
   for (const NetworkSource& network : model.networks)
     for (const Op& op : network.ops) widest = std::max(widest, op.width);
-  return static_cast<int>(std::clamp<std::size_t>(std::bit_ceil((widest + neurons - 1) / neurons), least, kMostSlices));
+  return widest;
+}
+
+// Rows of lanes: so many that the widest layer runs once, with 8 neurons for a row; of threads, whose rows share the terms
+// of sums too, 4.
+static int slices_of(std::size_t widest, bool threads) {
+  const std::size_t neurons = threads ? 4 : 8, most = threads ? kBlockRows : kMostSlices;
+  return static_cast<int>(std::clamp<std::size_t>(std::bit_ceil((widest + neurons - 1) / neurons), threads ? 2 : 8, most));
 }
 
 DeviceLearner::DeviceLearner(std::shared_ptr<DeviceQueue> queue, LearnerModel model, LearnerCut cut)
     : queue_(std::move(queue)), model_(std::move(model)), cut_(cut) {
   for (const NetworkSource& network : model_.networks) Plan{network};
   // A CPU runs a work-group's lanes as one vector; a GPU needs more lanes and more groups.
-  if (cut_.slices == 0) cut_.slices = queue_->is_cpu() ? 1 : slices_of(model_, queue_->team() > 1);
-  if (cut_.columns_per_tile == 0) cut_.columns_per_tile = queue_->is_cpu() ? kWholeRows : 64;
-  const int least = queue_->team() > 1 ? 2 : 1;  // threads of one row would have no barrier between layers
-  if (cut_.slices < least || cut_.slices > kMostSlices || cut_.columns_per_tile < kLanes ||
-      cut_.columns_per_tile % kLanes != 0)
-    throw LearnerError("A step takes " + std::to_string(least) + " to " + std::to_string(kMostSlices) + " slices and tiles of a multiple of " +
+  const bool threads = queue_->team() > 1;
+  const std::size_t widest = widest_of(model_);
+  if (cut_.slices == 0) {
+    cut_.slices = queue_->is_cpu() ? 1 : slices_of(widest, threads);
+    if (threads) most_cluster_ = widest / kClusterFeatures;
+  }
+  if (cut_.columns_per_tile == 0) cut_.columns_per_tile = queue_->is_cpu() ? kWholeRows : threads ? 32 : 64;
+  const int least = threads ? 2 : 1;  // whole warps
+  const int most = threads ? kBlockRows * static_cast<int>(queue_->most_cluster()) : kMostSlices;
+  if (cut_.slices < least || cut_.slices > most || cut_.columns_per_tile < kLanes || cut_.columns_per_tile % kLanes != 0)
+    throw LearnerError("A step takes " + std::to_string(least) + " to " + std::to_string(most) + " slices and tiles of a multiple of " +
                        std::to_string(kLanes) + " columns; found " + std::to_string(cut_.slices) + " and " +
                        std::to_string(cut_.columns_per_tile) + ".");
+  if (threads) {
+    rows_of_block_ = std::min(cut_.slices, kBlockRows);
+    cluster_ = static_cast<std::size_t>(cut_.slices / rows_of_block_);
+    if (rows_of_block_ % 2 != 0 || cut_.slices % rows_of_block_ != 0)
+      throw LearnerError("Slices are an even number or, from " + std::to_string(kBlockRows) +
+                         ", a multiple of it; found " + std::to_string(cut_.slices) + ".");
+  }
   kernels_ = compile(tape::kAdam);
   arguments_ = {*queue_, 1};
   outcome_ = {*queue_, 1};
@@ -544,7 +564,7 @@ void DeviceLearner::build(std::size_t rows) {
   const std::size_t groups = (rows + kLanes - 1) / kLanes;
   std::vector<Plan> plans(model_.networks.begin(), model_.networks.end());
   Builder builder{model_, settings_, std::move(plans), groups * kLanes, cut_.columns_per_tile,
-                  cut_.slices > 1};
+                  queue_->team() > 1};
   std::vector<Program> programs;
   if (model_.actor_critic)
     programs = builder.actor_critic();
@@ -554,6 +574,7 @@ void DeviceLearner::build(std::size_t rows) {
   const std::size_t arena_rows = static_cast<std::size_t>(builder.features) * groups + tape::kTileRows;
   arena_ = {*queue_, arena_rows * kLanes, Placement::device};
   kept_rows_ = {*queue_, static_cast<std::size_t>(builder.row_floats), Placement::device};
+  if (most_cluster_ > 0) cluster_ = queue_->cluster_of(groups, most_cluster_);
   sums_ = {*queue_, groups, Placement::device};
   squares_ = {*queue_, std::max(programs.front().tiles.size(), programs.back().tiles.size()), Placement::device};
   if (settings_.max_grad_norm > 0) {
@@ -604,16 +625,17 @@ void DeviceLearner::prepare(std::int64_t step, std::size_t count) {
 }
 
 void DeviceLearner::run(const Phase& phase, Which which, std::size_t place) {
-  const auto slices = static_cast<std::size_t>(cut_.slices);
+  const bool threads = queue_->team() > 1;
+  const auto slices = static_cast<std::size_t>(threads ? rows_of_block_ : cut_.slices);
   const Arguments* const arguments = arguments_.there();
   const tape::Context* const context = &arguments->context;
   const tape::StepNumbers* const numbers = &arguments->steps[place];
   const int policy = which == kActor;
-  queue_->launch_rows((*kernels_)["pearl_run_tape"], groups_, slices, kLanes, context,
-                     static_cast<const Instruction*>(phase.tape.data()), static_cast<int>(phase.tape.size()), numbers);
+  queue_->launch_shape((*kernels_)["pearl_run_tape"], {groups_, slices, kLanes, cluster_}, context,
+                       static_cast<const Instruction*>(phase.tape.data()), static_cast<int>(phase.tape.size()), numbers);
   const Tile* tiles = phase.tiles.data();
   const std::size_t columns = cut_.slices > 1 ? static_cast<std::size_t>(cut_.columns_per_tile) / kLanes : 1;
-  const std::size_t rows = std::min<std::size_t>(columns, kMostSlices);
+  const std::size_t rows = threads ? slices : std::min<std::size_t>(columns, kMostSlices);
   if (settings_.max_grad_norm > 0)
     queue_->launch_rows((*kernels_)["pearl_gradients"], phase.tiles.size(), rows, kLanes, context, tiles, policy);
   queue_->launch_rows((*movers_[which])["pearl_move_weights"], phase.tiles.size(), rows, kLanes, context, tiles,
@@ -626,8 +648,8 @@ void DeviceLearner::launch(std::size_t place) {
   run(phases_[1], kActor, place);
   if (!has_temperature()) return;
   const Arguments* const arguments = arguments_.there();
-  queue_->launch((*movers_[kTemperature])["pearl_move_temperature"], 1, kLanes, &arguments->context,
-                &arguments->optimizers[kTemperature], &arguments->steps[place]);
+  queue_->launch_rows((*movers_[kTemperature])["pearl_move_temperature"], 1, rows_of_block_, kLanes, &arguments->context,
+                      &arguments->optimizers[kTemperature], &arguments->steps[place]);
 }
 
 DeviceLearner::Kind DeviceLearner::kind(std::size_t count) const {

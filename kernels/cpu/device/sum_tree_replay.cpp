@@ -59,9 +59,10 @@ std::vector<std::size_t> lasting(const std::int64_t* indices, std::size_t count,
 BatchMemory::BatchMemory(DeviceQueue& queue, std::size_t count, Placement placement)
     : count_(count),
       room_(round_up(count, kPadding)),
-      block_(queue, bytes_for_host() + room_ * sizeof(std::uint32_t), placement),
-      arrays_(queue, 1, placement) {
-  const SampledBatch arrays{indices(), weights(), generations(), generations() + room_};
+      block_(queue, room_ * (sizeof(std::int64_t) + sizeof(float) + sizeof(std::uint32_t)), placement),
+      leaves_(queue, room_, Placement::device),
+      arrays_(queue, 1, Placement::device) {
+  const SampledBatch arrays{indices(), weights(), generations(), leaves_.data()};
   queue.copy(&arrays, arrays_.data(), sizeof arrays);
 }
 
@@ -71,13 +72,13 @@ SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t ca
       capacity_(checked_capacity(capacity)),
       fanout_(checked_fanout(fanout, options.selection == Selection::kPrioritized)),
       prioritized_(options.selection == Selection::kPrioritized),
+      stratified_(options.stratified),
       known_{.alpha = alpha, .seed = seed} {
   check_exponent("alpha", alpha);
   memory_.capacity = capacity_;
   memory_.seed = seed;
   memory_.shift = static_cast<std::uint32_t>(std::countr_zero(fanout));
   memory_.prioritized = prioritized_;
-  memory_.stratified = options.stratified;
   memory_.initial = std::bit_cast<std::uint32_t>(options.initial_priority);
   memory_.epsilon = checked_epsilon(options.priority_epsilon);
   std::size_t sums = 0;
@@ -90,13 +91,14 @@ SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t ca
       sums += round_up(nodes, std::max(std::size_t{fanout}, kPadding));
     } while (nodes > 1);
     leaves_ = {*queue_, round_up(capacity_, std::max(std::size_t{fanout}, kPadding)), Placement::device};
-    sums_ = {*queue_, sums, Placement::device};
   }
+  sums_ = {*queue_, std::max<std::size_t>(sums, 1), Placement::device};
   slots_ = {*queue_, capacity_, Placement::device};
   progress_ = {*queue_, 1};
   draws_ = {*queue_, kMostAhead};
   own_draw_ = {*queue_, 1};
   refusals_ = {*queue_, 2, Placement::pinned};
+  applied_ = {*queue_, 1, Placement::pinned};
   device_memory_ = {*queue_, 1, Placement::device};
   ReplayProgress progress{};
   progress.scale = kDefaultScale;
@@ -105,6 +107,7 @@ SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t ca
   refusals_[0] = refusals_[1] = kNoRefusal;
   memory_.leaves = leaves_.data();
   memory_.sums = sums_.data();
+  memory_.total = sums_.data() + (prioritized_ ? memory_.offsets[memory_.levels - 1] : 0);
   memory_.slots = slots_.data();
   memory_.progress = progress_.there();
   memory_.alpha_q28 = exponent_q28(known_.alpha);
@@ -131,7 +134,6 @@ void SumTreeReplay::close() {
   slots_ = {};
   written_ = {};
   host_batch_ = {};
-  own_batch_ = {};
   device_batch_ = {};
   staging_ = {};
 }
@@ -223,25 +225,23 @@ void SumTreeReplay::begin_sample(std::size_t count, double beta) {
 
 Draw SumTreeReplay::next_draw(std::size_t count, double beta) {
   known_.counters.samples += count;
-  return {known_.call++, exponent_q28(beta), kLeafMax};
+  return {known_.call++, exponent_q28(beta)};
 }
 
 void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices, float* weights,
                            std::uint32_t* generations) {
   const std::lock_guard lock(mutex_);
   begin_sample(count, beta);
-  const bool apart = !queue_->is_cpu();
-  if (host_batch_.room() < count) {
-    BatchMemory host(*queue_, count, Placement::pinned);
-    if (apart) own_batch_ = {*queue_, count, Placement::device};
-    host_batch_ = std::move(host);
+  if (host_batch_.room() < count) host_batch_ = {*queue_, count, Placement::pinned};
+  const Draw draw = next_draw(count, beta);
+  if (queue_->team() > 1) {
+    launch_sampling(host_batch_, count, {nullptr, draw}, nullptr, kAlways);
+  } else {
+    own_draw_[0] = draw;
+    own_draw_.send(*queue_, 0, 1);
+    launch_sampling(host_batch_, count, {own_draw_.there(), draw}, nullptr, kAlways);
   }
-  const BatchMemory& drawn = apart ? own_batch_ : host_batch_;
-  own_draw_[0] = next_draw(count, beta);
-  own_draw_.send(*queue_, 0, 1);
-  launch_sampling(drawn, count, own_draw_.there(), nullptr, kAlways);
-  last_ = {&drawn, count, static_cast<std::uint32_t>(known_.counters.inserts)};
-  if (apart) queue_->copy_async(drawn.block().data(), host_batch_.block().data(), drawn.bytes_for_host());
+  last_ = {&host_batch_, count, static_cast<std::uint32_t>(known_.counters.inserts)};
   queue_->wait();
   std::copy_n(host_batch_.indices(), count, indices);
   std::copy_n(host_batch_.weights(), count, weights);
@@ -288,28 +288,29 @@ const BatchMemory& SumTreeReplay::launch_draw_locked(std::size_t place, std::siz
   if (store != nullptr && store->queue() != queue_)
     throw ReplayError("The Replay Manager and the Data Storage must share a queue, so that draws come before rows.");
   if (device_batch_.count() != count) throw ReplayError("A draw of " + std::to_string(count) + " items was not prepared.");
-  launch_sampling(device_batch_, count, draws_.there() + place, store, failure);
+  launch_sampling(device_batch_, count, {draws_.there() + place, {}}, store, failure);
   return device_batch_;
 }
 
 // Where lanes are threads, many work-groups draw, and then weigh and gather: a GPU has too little to do in one.
-void SumTreeReplay::launch_sampling(const BatchMemory& batch, std::size_t count, Draw* draw, ColumnStore* store,
-                                    const std::int32_t* failure) {
+void SumTreeReplay::launch_sampling(const BatchMemory& batch, std::size_t count, const DrawArgument& draw,
+                                    ColumnStore* store, const std::int32_t* failure) {
+  const std::uint64_t stratum = stratified_ && count > 1 ? stratum_width(count) : 0;
   const RowBatch* const rows = store == nullptr ? nullptr : &store->device_batch(count);
   const RowCopy* const copies = rows == nullptr ? nullptr : rows->copies();
   const auto columns = static_cast<std::uint32_t>(store == nullptr ? 0 : store->row_bytes().size());
   if (queue_->team() > 1) {
     const std::size_t lanes = queue_->lanes(kDrawingLanes), items = lanes / queue_->team();
     queue_->launch((*kernels_)["pearl_draw"], (count + items - 1) / items, lanes, device_memory_.data(), batch.arrays(),
-                   std::uint64_t{count}, draw, failure);
-    const std::size_t groups = store == nullptr ? 1 : store->copying_groups(count);
+                   std::uint64_t{count}, stratum, draw.there, draw.own.call, failure);
+    const std::size_t groups = store == nullptr ? 1 : store->copying_groups(count) * (columns + 1);
     queue_->launch((*kernels_)["pearl_weigh_rows"], groups, queue_->lanes(kMostLanes), batch.arrays(),
-                   std::uint64_t{count}, static_cast<const Draw*>(draw), copies, columns, failure);
+                   std::uint64_t{count}, draw.there, draw.own.beta_q28, copies, columns, failure);
     return;
   }
   const bool together = store != nullptr && store->fit_one_group(count);
   queue_->launch((*kernels_)["pearl_sample_rows"], 1, queue_->lanes(count), device_memory_.data(), batch.arrays(),
-                 std::uint64_t{count}, static_cast<const Draw*>(draw), copies, together ? columns : 0, failure);
+                 std::uint64_t{count}, stratum, draw.there, copies, together ? columns : 0, failure);
   if (store != nullptr && !together) store->launch_gather(batch.indices(), count);
 }
 
@@ -334,8 +335,9 @@ std::size_t SumTreeReplay::update(const std::int64_t* indices, const float* prio
   if (generations != nullptr) std::copy_n(generations, count, staging_.generations.data());
   queue_->launch((*kernels_)["pearl_update"], 1, writing_lanes(count), device_memory_.data(), staging_.indices.data(),
                  staging_.priorities.data(), generations != nullptr ? staging_.generations.data() : nullptr,
-                 std::uint64_t{count}, refusals_.data(), kAlways);
-  const std::uint64_t applied = fetched().applied;
+                 std::uint64_t{count}, refusals_.data(), applied_.data(), kAlways);
+  queue_->wait();
+  const std::uint64_t applied = applied_[0];
   const UpdateRefusal refusal = refusals_[0];
   if (refusal.index != kNowhere || refusal.priority != kNowhere || refusal.slot != kNowhere) {
     refusals_[0] = kNoRefusal;
@@ -353,7 +355,7 @@ void SumTreeReplay::launch_update(const std::int64_t* indices, const float* prio
   check_count(count, kDevice);
   if (!prioritized_) return;
   queue_->launch((*kernels_)["pearl_update"], 1, writing_lanes(count), device_memory_.data(), indices, priorities, generations,
-                 std::uint64_t{count}, refusals_.data() + 1, failure);
+                 std::uint64_t{count}, refusals_.data() + 1, static_cast<std::uint64_t*>(nullptr), failure);
 }
 
 void SumTreeReplay::launch(const Recording& recording) {
@@ -450,7 +452,7 @@ ReplayState SumTreeReplay::state_locked() const {
   state.counters.recoveries = progress.recoveries;
   state.looked_at = progress.looked_at;
   state.filled = progress.filled;
-  state.total = prioritized_ ? progress.total : progress.filled;
+  state.total = prioritized_ ? copied(memory_.total, 1)[0] : progress.filled;
   return state;
 }
 
@@ -521,7 +523,7 @@ void SumTreeReplay::load(const ReplayState& state, const float* priorities, cons
   std::vector<ReplaySlot> slots(capacity_);
   for (std::size_t i = 0; i < capacity_; ++i) {
     slots[i] = {prioritized_ ? std::bit_cast<std::uint32_t>(priorities[i]) : 0, generations[i],
-                times != nullptr ? std::uint32_t{times[i]} : 0};
+                times != nullptr ? std::uint32_t{times[i]} : 0, 0};
     if (generations[i] == 0) continue;
     ++progress.filled;
     end_ = i + 1;

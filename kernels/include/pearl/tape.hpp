@@ -11,7 +11,8 @@
 namespace pearl::tape {
 
 inline constexpr int kLanes = 16;      // transitions of a work-group
-inline constexpr int kTileRows = 8;    // neurons of a tile of weights
+inline constexpr int kTileRows = 8;    // neurons of a tile of weights, where lanes are parts of a vector
+inline constexpr int kTileRowsOfThreads = 16;
 inline constexpr int kNone = -1;
 
 enum class Operation : std::int32_t {
@@ -57,13 +58,13 @@ struct Instruction {
 };
 
 // Weights that one work-group moves: neurons [first, first + count) of a matrix (out, in), columns [begin, end), and
-// their biases if `begin` is 0; or, if `in` is 0, `count` entries of a vector.
+// their biases if `begin` is 0 and lanes are parts of a vector; or, if `in` is 0, `count` entries of a vector.
 struct Tile {
   std::int32_t first, count, in, begin, end;
   std::int32_t slopes;          // features of the arena where the neurons' slopes begin
   std::int32_t rows_stride;
   std::int32_t pad = 0;
-  std::int64_t rows;            // of the layer's input
+  std::int64_t rows;            // of the layer's input; where lanes are threads, features of the arena
   std::int64_t weight, bias;
 };
 

@@ -53,11 +53,17 @@ using Atomic = sycl::atomic_ref<T, sycl::memory_order::relaxed, sycl::memory_sco
 
 #elif defined(PEARL_CUDA_KERNELS)
 
+// PEARL_KERNEL_OF: by blocks of at most so many threads. PEARL_SHARED: memory of a block, not initialised.
 #ifdef PEARL_CUDA_ON_HOST
-#define PEARL_KERNEL static void
+#define PEARL_KERNEL_OF(threads) static void
+#define PEARL_SHARED(Type, name)                                              \
+  static thread_local Type name##_of_blocks[pearl::emulator::kMostCluster]; \
+  Type& name = name##_of_blocks[pearl::emulator::here->rank]
 #else
-#define PEARL_KERNEL extern "C" __global__ void __launch_bounds__(pearl::device::kMostLanes, 1)
+#define PEARL_KERNEL_OF(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
+#define PEARL_SHARED(Type, name) __shared__ Type name
 #endif
+#define PEARL_KERNEL PEARL_KERNEL_OF(pearl::device::kMostLanes)
 
 namespace pearl::device {
 
@@ -74,10 +80,45 @@ PEARL_DEVICE Place place_here() {
 
 PEARL_DEVICE void barrier(const Place&) { __syncthreads(); }
 
+// A cluster: blocks that run at the same time and wait for each other. Devices without clusters have one block in each.
+#if defined(PEARL_CUDA_ON_HOST)
+inline unsigned cluster_rank() { return emulator::here->rank; }
+inline unsigned cluster_size() { return emulator::here->cluster; }
+inline void cluster_barrier() { emulator::wait_for_cluster(); }
+#elif __CUDA_ARCH__ >= 900
+PEARL_DEVICE unsigned cluster_rank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+PEARL_DEVICE unsigned cluster_size() {
+  unsigned size;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  return size;
+}
+PEARL_DEVICE void cluster_barrier() {
+  if (cluster_size() == 1) return __syncthreads();
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+#else
+PEARL_DEVICE unsigned cluster_rank() { return 0; }
+PEARL_DEVICE unsigned cluster_size() { return 1; }
+PEARL_DEVICE void cluster_barrier() { __syncthreads(); }
+#endif
+
+// The place of a thread whose work-group is its cluster: `row` and `rows` are those of its block.
+PEARL_DEVICE Place place_in_cluster() {
+  Place place = place_here();
+  place.group /= cluster_size();
+  place.groups /= cluster_size();
+  return place;
+}
+
 // Combines the values of a block's threads, a warp at a time: the last warp may have fewer than 32.
 template <class T, class Combine>
 PEARL_DEVICE T combined(const Place& place, T value, Combine combine) {
-  __shared__ T of_warps[kMostLanes / kWarp];
+  using OfWarps = T[kMostLanes / kWarp];
+  PEARL_SHARED(OfWarps, of_warps);
   const auto thread = static_cast<unsigned>(place.row * place.lanes + place.lane);
   const auto threads = static_cast<unsigned>(place.rows * place.lanes);
   const unsigned warp = thread / kWarp, at = thread % kWarp, before = warp * kWarp;
@@ -120,7 +161,12 @@ class Atomic {
   PEARL_DEVICE explicit Atomic(T& value) : value_(&value) {}
   PEARL_DEVICE T load() const { return *static_cast<volatile T*>(value_); }
   PEARL_DEVICE void store(T value) const { *static_cast<volatile T*>(value_) = value; }
-  PEARL_DEVICE T fetch_add(T value) const { return atomicAdd(value_, value); }
+  PEARL_DEVICE T fetch_add(T value) const {
+    if constexpr (sizeof(T) == 8)  // CUDA declares it for this type alone
+      return atomicAdd(reinterpret_cast<unsigned long long*>(value_), static_cast<unsigned long long>(value));
+    else
+      return atomicAdd(value_, value);
+  }
   PEARL_DEVICE T fetch_max(T value) const { return atomicMax(value_, value); }
   PEARL_DEVICE T fetch_min(T value) const { return atomicMin(value_, value); }
 

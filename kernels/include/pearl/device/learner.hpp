@@ -46,8 +46,8 @@ struct LearnerSettings {
   std::uint64_t noise_seed = 0;
 };
 
-// How a step is divided: rows of lanes that share the neurons of a layer, and the columns of a matrix that a work-group
-// moves, a multiple of tape::kLanes. 0: chosen for the device.
+// How a step is divided: rows of lanes that share the neurons of a layer (where lanes are threads, beyond 16 in several
+// blocks), and the columns of a matrix that a work-group moves, a multiple of tape::kLanes. 0: chosen for the device.
 struct LearnerCut {
   int slices = 0, columns_per_tile = 0;
 };
@@ -176,6 +176,8 @@ class DeviceLearner {
   std::shared_ptr<const Kernels> kernels_;
   std::shared_ptr<const Kernels> movers_[3];  // compiled for each optimizer's rule
   LearnerCut cut_;
+  int rows_of_block_ = 1;              // and how many blocks run a tape together, and at most; 0: given
+  std::size_t cluster_ = 1, most_cluster_ = 0;
   std::size_t rows_ = 0, groups_ = 0;
   std::uint64_t build_ = 0;
   std::int64_t first_ = 0;  // number of the first prepared step

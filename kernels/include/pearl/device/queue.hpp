@@ -57,9 +57,9 @@ struct Argument {
   };
 };
 
-// A launch of `groups` work-groups of rows x lanes items.
+// A launch of `groups` work-groups, each of `cluster` blocks of rows x lanes items, which wait for each other.
 struct LaunchShape {
-  std::size_t groups, rows, lanes;
+  std::size_t groups, rows, lanes, cluster = 1;
 };
 
 // Launches of a queue that were recorded, to be made again in one go.
@@ -99,10 +99,19 @@ class DeviceQueue {
   template <class... Arguments>
   void launch_rows(const Kernel& kernel, std::size_t groups, std::size_t rows, std::size_t lanes,
                    Arguments... arguments) {
+    launch_shape(kernel, {groups, rows, lanes}, arguments...);
+  }
+  template <class... Arguments>
+  void launch_shape(const Kernel& kernel, const LaunchShape& shape, Arguments... arguments) {
     const Argument list[] = {Argument(arguments)...};
     if (!recording_here) ++launches_;
-    enqueue(kernel, {groups, rows, lanes}, list, sizeof...(arguments));
+    enqueue(kernel, shape, list, sizeof...(arguments));
   }
+  // How many blocks are best for each of `groups` work-groups that share no work: a power of two, at most `most`. 1 where
+  // blocks cannot wait for each other.
+  virtual std::size_t cluster_of(std::size_t, std::size_t) const { return 1; }
+  // The most of them that a launch may have.
+  virtual std::size_t most_cluster() const { return 1; }
   // Whether record() pays here: a recording costs the host one launch.
   virtual bool records() const { return false; }
   // What `work` launches, which does not run. Arguments are kept: numbers, and pointers to memory that must stay. `work`

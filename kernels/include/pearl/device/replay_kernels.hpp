@@ -17,7 +17,6 @@ inline constexpr std::uint32_t kNowhere = ~0u;
 
 // Kept by kernels.
 struct ReplayProgress {
-  std::uint64_t total;  // of the leaves
   std::uint64_t filled;
   std::uint64_t inserts;
   std::uint64_t updates;
@@ -27,12 +26,11 @@ struct ReplayProgress {
   std::uint64_t recoveries;
   std::uint64_t looked_at;  // inserts and updates at the last search for a higher scale
   std::uint64_t large;      // the sum of large() of all leaves; valid while the scale is below the default
-  std::uint64_t applied;    // by the last update
   std::int32_t scale;
   std::uint32_t max_priority;
 };
 
-// Positions of the first items that made an update fail, kNowhere for none.
+// The positions of the first items that made an update fail, kNowhere for none.
 struct UpdateRefusal {
   std::uint32_t index;     // out of range
   std::uint32_t priority;  // NaN or negative
@@ -40,10 +38,11 @@ struct UpdateRefusal {
 };
 
 // The data of a slot, together since a batch touches all of it.
-struct ReplaySlot {
+struct alignas(16) ReplaySlot {
   std::uint32_t priority;
   std::uint32_t generation;  // 0: never written
   std::uint32_t times;       // sampled since written; counting stops at kTimesCounted, up to a batch later
+  std::uint32_t claim;       // during an update by threads: 1 + the position of the last item for this slot; else 0
 };
 
 // A sum tree as in sum_tree.hpp, and the data of each slot. `sums` holds one level after another, the leaves' parents
@@ -57,11 +56,11 @@ struct ReplayMemory {
   std::uint32_t shift;   // log2 of the fanout
   std::uint32_t levels;  // of sums
   std::uint32_t prioritized;  // if not, there are no leaves, sums or priorities
-  std::uint32_t stratified;
   std::uint32_t initial;  // bits of the priority of items inserted without one; 0: the running maximum
   float epsilon;          // added to every priority of an update; 0: none
   std::uint32_t* leaves;
   std::uint64_t* sums;
+  std::uint64_t* total;  // the last of the sums; 0 if there are none
   ReplaySlot* slots;
   const std::int64_t* written;  // slots in order; null if there are no gaps
   ReplayProgress* progress;
@@ -74,7 +73,6 @@ struct ReplayMemory {
 struct Draw {
   std::uint64_t call;  // its number
   std::int64_t beta_q28;
-  std::uint32_t least;  // leaf that was drawn, where many work-groups draw; kLeafMax before
 };
 
 // One sampled batch, each array of `count` items.
@@ -102,22 +100,23 @@ PEARL_DEVICE std::uint64_t descend(const ReplayMemory& replay, const Place& plac
   return node + team_pick(place, replay.leaves + node, fanout, target);
 }
 
-// What a batch of `count` items is drawn from.
+// What a batch is drawn from.
 struct Mass {
   std::uint64_t total;  // of the leaves; 0: all written slots alike
   std::uint64_t drawn;
-  std::uint64_t stratum;
 
-  PEARL_DEVICE Mass(const ReplayMemory& replay, std::uint64_t count)
-      : total(replay.prioritized ? replay.sums[replay.offsets[replay.levels - 1]] : 0),
-        drawn(total > 0 ? total : replay.progress->filled),
-        stratum(replay.stratified && count > 1 ? stratum_width(count) : 0) {}
+  PEARL_DEVICE explicit Mass(const ReplayMemory& replay) : total(*replay.total) {
+    const std::uint64_t filled = replay.progress->filled;
+    drawn = total > 0 ? total : filled;
+  }
 };
 
-// Draws item `i`, by a team of lanes, and returns its leaf. Only a `real` item is stored and counted.
+// Draws item `i` of a batch in strata of a width, or 0 for none, by a team of lanes, and returns its leaf. Only a `real`
+// item is stored and counted.
 PEARL_DEVICE std::uint32_t draw_item(const ReplayMemory& replay, const Place& place, const SampledBatch& batch,
-                                     const Mass& mass, std::uint64_t call, std::uint64_t i, bool real) {
-  const std::uint64_t target = mulhi64(uniform_at(replay.seed, call, i, mass.stratum), mass.drawn);
+                                     const Mass& mass, std::uint64_t stratum, std::uint64_t call, std::uint64_t i,
+                                     bool real) {
+  const std::uint64_t target = mulhi64(uniform_at(replay.seed, call, i, stratum), mass.drawn);
   std::uint64_t slot = target;
   std::uint32_t leaf = 1;
   if (mass.total > 0) {
@@ -126,12 +125,12 @@ PEARL_DEVICE std::uint32_t draw_item(const ReplayMemory& replay, const Place& pl
   } else if (replay.written != nullptr) {
     slot = static_cast<std::uint64_t>(replay.written[target]);
   }
+  const ReplaySlot held = replay.slots[slot];
   if (!real || place.lane % kTeam != 0) return leaf;
   batch.indices[i] = static_cast<std::int64_t>(slot);
   batch.leaves[i] = leaf;
-  batch.generations[i] = replay.slots[slot].generation;
-  const Atomic<std::uint32_t> times(replay.slots[slot].times);
-  if (times.load() < kTimesCounted) times.fetch_add(1);
+  batch.generations[i] = held.generation;
+  if (held.times < kTimesCounted) Atomic<std::uint32_t>(replay.slots[slot].times).fetch_add(1);
   return leaf;
 }
 
@@ -168,7 +167,6 @@ PEARL_DEVICE void sum_parents(const ReplayMemory& replay, const Place& place, co
 
 PEARL_DEVICE void sum_all(const ReplayMemory& replay, const Place& place) {
   sum_parents(replay, place, nullptr, replay.capacity);
-  if (place.lane == 0) replay.progress->total = replay.sums[replay.offsets[replay.levels - 1]];
 }
 
 PEARL_DEVICE std::uint32_t leaf_of(const ReplayMemory& replay, std::uint32_t priority, std::int32_t scale) {
@@ -250,7 +248,7 @@ PEARL_DEVICE void insert(const ReplayMemory& replay, const Place& place, const s
     const auto slot = static_cast<std::uint64_t>(indices[i]);
     const std::uint32_t priority = priorities != nullptr ? priorities[i] : initial;
     added += replay.slots[slot].generation == 0;
-    replay.slots[slot] = {priority, generations[i], 0};
+    replay.slots[slot] = {priority, generations[i], 0, 0};
     if (!replay.prioritized) continue;
     const std::uint32_t leaf = leaf_of(replay, priority, scale);
     grown += std::uint64_t{large(leaf)} - large(replay.leaves[slot]);
@@ -262,7 +260,6 @@ PEARL_DEVICE void insert(const ReplayMemory& replay, const Place& place, const s
     progress.filled += added;
     progress.inserts = inserts;
     if (replay.prioritized) {
-      progress.total = replay.sums[replay.offsets[replay.levels - 1]];
       progress.saturated += infinite;
       if (priorities != nullptr && highest > progress.max_priority) progress.max_priority = highest;
     }
@@ -290,13 +287,29 @@ PEARL_DEVICE void refuse(const ReplayMemory& replay, const Place& place, const s
   if (index < refusal.index) refusal.index = index;
   if (priority < refusal.priority) refusal.priority = priority;
   if (slot < refusal.slot) refusal.slot = slot;
-  replay.progress->applied = 0;
+}
+
+// What an update has counted.
+struct Updated {
+  std::uint32_t highest;          // finite priority
+  std::uint64_t applied_infinite;  // upper half: items applied; lower half: how many of these are infinite
+};
+
+// Notes an update of `count` items; `applied`, if it is not null, gets how many were.
+PEARL_DEVICE void note_update(ReplayProgress& progress, std::uint64_t count, const Updated& updated,
+                              std::uint64_t* applied) {
+  const std::uint64_t items = updated.applied_infinite >> 32;
+  if (applied != nullptr) *applied = items;
+  progress.updates += items;
+  progress.stale += count - items;
+  progress.saturated += updated.applied_infinite & 0xFFFFFFFFu;
+  if (updated.highest > progress.max_priority) progress.max_priority = updated.highest;
 }
 
 // The last of duplicates wins. `generations` may be null: none is stale. An update that is refused changes nothing.
 PEARL_DEVICE void update(const ReplayMemory& replay, const Place& place, const std::int64_t* indices,
                    const std::uint32_t* priorities, const std::uint32_t* generations, std::uint64_t count,
-                   UpdateRefusal& refusal) {
+                   UpdateRefusal& refusal, std::uint64_t* reply) {
   const auto fresh = [&](std::uint64_t i, std::uint64_t slot) {
     return generations == nullptr || generations[i] == replay.slots[slot].generation;
   };
@@ -339,15 +352,7 @@ PEARL_DEVICE void update(const ReplayMemory& replay, const Place& place, const s
     replay.slots[slot].priority = priority;
   }
   sum_parents(replay, place, indices, count);
-  if (place.lane == 0) {
-    ReplayProgress& progress = *replay.progress;
-    progress.total = replay.sums[replay.offsets[replay.levels - 1]];
-    progress.applied = applied >> 32;
-    progress.updates += applied >> 32;
-    progress.stale += count - (applied >> 32);
-    progress.saturated += applied & 0xFFFFFFFFu;
-    if (highest > progress.max_priority) progress.max_priority = highest;
-  }
+  if (place.lane == 0) note_update(*replay.progress, count, {highest, applied}, reply);
   recover_scale(replay, place, scale, grown);
 }
 

@@ -16,7 +16,8 @@
 
 namespace pearl::device {
 
-// A batch in the memory where it was drawn. Arrays have room for a multiple of 16 items; items past the batch are 0.
+// A drawn batch. Arrays have room for a multiple of 16 items; items past the batch are 0. The leaves, which only kernels
+// need, lie in the device's memory.
 class BatchMemory {
  public:
   BatchMemory() = default;
@@ -27,15 +28,15 @@ class BatchMemory {
   std::uint32_t* generations() const { return reinterpret_cast<std::uint32_t*>(weights() + room_); }
   // The kernels' argument.
   const SampledBatch* arrays() const { return arrays_.data(); }
-  // All of it, and what comes before the leaves, which only kernels need.
+  // All but the leaves.
   const DeviceArray<char>& block() const { return block_; }
-  std::size_t bytes_for_host() const { return room_ * (sizeof(std::int64_t) + sizeof(float) + sizeof(std::uint32_t)); }
   std::size_t room() const { return room_; }
   std::size_t count() const { return count_; }
 
  private:
   std::size_t count_ = 0, room_ = 0;
   DeviceArray<char> block_;
+  DeviceArray<std::uint32_t> leaves_;
   DeviceArray<SampledBatch> arrays_;
 };
 
@@ -103,10 +104,15 @@ class SumTreeReplay final : public ReplayOperations {
   }
   void begin_sample(std::size_t count, double beta);
   Draw next_draw(std::size_t count, double beta);
+  // What kernels are told of a draw: where it lies, or, if that is null, what it is.
+  struct DrawArgument {
+    const Draw* there;
+    Draw own;
+  };
   std::size_t prepare_draws_locked(std::size_t draws, std::size_t count, double beta);
   const BatchMemory& launch_draw_locked(std::size_t place, std::size_t count, ColumnStore* store,
                                         const std::int32_t* failure);
-  void launch_sampling(const BatchMemory& batch, std::size_t count, Draw* draw, ColumnStore* store,
+  void launch_sampling(const BatchMemory& batch, std::size_t count, const DrawArgument& draw, ColumnStore* store,
                        const std::int32_t* failure);
   void check_locked();
   const ReplayProgress& fetched() const;
@@ -123,7 +129,7 @@ class SumTreeReplay final : public ReplayOperations {
   const std::shared_ptr<DeviceQueue> queue_;
   const std::size_t capacity_;
   const unsigned fanout_;
-  const bool prioritized_;
+  const bool prioritized_, stratified_;
   mutable std::mutex mutex_;
   bool closed_ = false;
   std::shared_ptr<const Kernels> kernels_;
@@ -136,13 +142,13 @@ class SumTreeReplay final : public ReplayOperations {
   DeviceArray<std::int64_t> written_;
   PassedArray<ReplayProgress> progress_;
   DeviceArray<UpdateRefusal> refusals_;   // pinned: of update(), of launch_update()
+  DeviceArray<std::uint64_t> applied_;    // pinned: by update()
   PassedArray<Draw> draws_;
   std::size_t prepared_ = 0;              // of draws_, since check()
-  PassedArray<Draw> own_draw_;            // of sample()
+  PassedArray<Draw> own_draw_;            // of sample(), where kernels draw alone
   ReplayMemory memory_{};
   DeviceArray<ReplayMemory> device_memory_;
-  BatchMemory host_batch_;  // of sample(): pinned
-  BatchMemory own_batch_;   // where it is drawn, where the device has memory of its own
+  BatchMemory host_batch_;  // of sample(): kernels write it to pinned memory
   BatchMemory device_batch_;
   struct Staging {
     DeviceArray<std::int64_t> indices;

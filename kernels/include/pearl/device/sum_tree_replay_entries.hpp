@@ -1,4 +1,4 @@
-// The Replay Manager's kernels, each run by one work-group. Devices draw in their own ways.
+// The Replay Manager's kernels, each run by one work-group. Devices draw and update in their own ways.
 #pragma once
 
 #include "pearl/device/replay_kernels.hpp"
@@ -13,12 +13,6 @@ PEARL_KERNEL pearl_insert(const ReplayMemory* replay, const std::int64_t* indice
                           const std::uint32_t* generations, std::uint64_t count, std::uint32_t highest,
                           std::uint64_t infinite, std::uint64_t inserts) {
   insert(*replay, place_here(), indices, priorities, generations, count, highest, infinite, inserts);
-}
-
-PEARL_KERNEL pearl_update(const ReplayMemory* replay, const std::int64_t* indices, const std::uint32_t* priorities,
-                          const std::uint32_t* generations, std::uint64_t count, UpdateRefusal* refusal,
-                          const std::int32_t* failure) {
-  if (!has_failed(failure)) update(*replay, place_here(), indices, priorities, generations, count, *refusal);
 }
 
 PEARL_KERNEL pearl_retrieve(const ReplayMemory* replay, const std::int64_t* indices, std::uint32_t* priorities,
