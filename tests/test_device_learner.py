@@ -35,6 +35,7 @@ from test_native_learner import (
 )
 from torch import nn
 
+from pearl import _cuda
 from pearl.algorithms import DDPG, DQN, SAC, TD3, Trainer
 from pearl.backends.cuda.learner import CudaLearner
 from pearl.backends.sycl.device import sycl_availability, sycl_queue
@@ -163,6 +164,50 @@ def test_a_cut_that_the_kernels_cannot_take_is_refused(cut: dict[str, int]) -> N
     parameters = [queue.shared_floats(9), queue.shared_floats(9), None, None]
     with pytest.raises(TrainerError, match="1 to 32 slices and tiles of a multiple of 16 columns; found"):
         sycl_runtime().module.Learner(queue, False, networks, parameters, np.zeros(0, np.float32), 2, 1, None, **cut)
+
+
+# --- as blocks of threads share the work ------------------------------------------------------------------------------
+
+
+@contextmanager
+def cut_for_threads(slices: int) -> Iterator[None]:
+    """Learners on CUDA share features among so many rows of 16 threads, beyond 16 rows in several blocks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_cuda, "Learner", partial(_cuda.Learner, slices=slices))
+        yield
+
+
+@pytest.mark.parametrize("slices", [2, 8, 16, 64, 128])
+@pytest.mark.parametrize("hidden", [(37, 256, 150), (260, 181), (4, 300, 5)], ids=str)
+def test_gradients_are_those_of_float64_however_blocks_share_the_work(slices: int, hidden: tuple[int, ...]) -> None:
+    dueling = hidden[0] != 4
+    trainer = ShowsGradients(
+        spaces.Box(-5.0, 5.0, (19,), np.float32), spaces.Discrete(7), hidden_sizes=hidden, dueling=dueling,
+        double=True, max_grad_norm=1e6 if dueling else 0.0,
+    )  # fmt: skip
+    with cut_for_threads(slices):
+        assert_dqn_gradients(CudaEmulatedLearner(trainer), *batch_of(slices, 21, 19, 7), RELATIVE)
+
+
+@pytest.mark.parametrize("slices", [16, 64])
+@pytest.mark.parametrize("algorithm", [TD3, SAC])
+def test_critics_and_actors_train_alike_however_blocks_share_the_work(algorithm: type[Trainer], slices: int) -> None:
+    boxes = spaces.Box(-4.0, 4.0, (11,), np.float32), spaces.Box(-1.0, 3.0, (3,), np.float32)
+    ours, theirs = (algorithm(*boxes, hidden_sizes=(190, 200), max_grad_norm=5.0) for _ in range(2))
+    with cut_for_threads(slices):
+        shared = CudaEmulatedLearner(ours)
+    alone = CudaEmulatedLearner(theirs)
+    for seed in range(4):
+        found, expected = (learner.step(*actions_batch(seed, 50, 11, 3)) for learner in (shared, alone))
+        np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-4, atol=1e-4)
+    assert_alike(ours, theirs, 1e-4)
+
+
+@pytest.mark.parametrize("slices", [1, 7, 24, 144])
+def test_slices_that_threads_cannot_take_are_refused(slices: int) -> None:
+    trainer = DQN(OBS, ACTIONS, hidden_sizes=(8,))
+    with cut_for_threads(slices), pytest.raises(TrainerError, match=r"[Ss]lices.*found"):
+        CudaEmulatedLearner(trainer)
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------

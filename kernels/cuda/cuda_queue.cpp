@@ -258,9 +258,9 @@ std::size_t CudaQueue::most_cluster() const {
   return device_->major >= 9 ? kPortable : 1;
 }
 
-// As many as leave no multiprocessor with blocks of two.
+// As many as leave half of the multiprocessors free: on an H100, with all of them a step of TD3 took 1.4 times as long.
 std::size_t CudaQueue::cluster_of(std::size_t groups, std::size_t most) const {
-  const std::size_t blocks = static_cast<std::size_t>(device_->multiprocessors);
+  const std::size_t blocks = static_cast<std::size_t>(device_->multiprocessors) / 2;
   std::size_t cluster = 1;
   while (2 * cluster <= std::min(most, most_cluster()) && 2 * cluster * groups <= blocks) cluster *= 2;
   return cluster;

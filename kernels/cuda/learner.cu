@@ -247,18 +247,24 @@ PEARL_DEVICE void for_gradients(const Context& c, const Tile& tile, const TileBl
   PEARL_SHARED(WarpSums, partial);
   constexpr int kColumns = 32;
   const WarpPlace place(block.thread, block.threads);
-  const int rows = place.at / 8 * 4, columns = place.at % 8 * 4;  // the first of this thread's
+  // A thread's rows are 4 apart and its columns 8, so that neighbours read neighbours.
+  const int row = place.at / 8, column = place.at % 8;
   const float* const inputs = c.arena + tile.rows * kLanes;
+  const bool by_group = c.groups >= place.warps;  // then a warp reads all transitions of a group, which lie together
+  const int quads = c.groups * kQuads;
   for (int begin = tile.begin; begin < tile.end; begin += kColumns) {
     const float *dy[4], *x[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      dy[j] = slopes + least_of(rows + j, tile.count - 1) * kLanes;
-      x[j] = inputs + static_cast<std::int64_t>(least_of(begin + columns + j, tile.in - 1)) * kLanes;
+      dy[j] = slopes + least_of(row + 4 * j, tile.count - 1) * kLanes;
+      x[j] = inputs + static_cast<std::int64_t>(least_of(begin + column + 8 * j, tile.in - 1)) * kLanes;
     }
     FourSums sums{};
 #pragma unroll 2
-    for (int q = place.warp; q < c.groups * kQuads; q += place.warps) {
+    for (int step = 0;; ++step) {
+      const int q = by_group ? (step / kQuads * place.warps + place.warp) * kQuads + step % kQuads
+                             : step * place.warps + place.warp;
+      if (q >= quads) break;
       const std::int64_t at = q / kQuads * group_floats + q % kQuads * 4;
       Four slope[4], value[4];
 #pragma unroll
@@ -275,7 +281,10 @@ PEARL_DEVICE void for_gradients(const Context& c, const Tile& tile, const TileBl
     }
     if (begin > tile.begin) __syncthreads();  // the sums of the columns before may still be read
 #pragma unroll
-    for (int j = 0; j < 4; ++j) four_at(partial.values[place.warp] + (rows + j) * kColumns + columns) = sums.of[j];
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+      for (int m = 0; m < 4; ++m)
+        partial.values[place.warp][(row + 4 * j) * kColumns + column + 8 * m] = sums.of[j].values[m];
     __syncthreads();
     for (int item = block.thread; item < kTileRowsOfThreads * kColumns; item += block.threads) {
       const int n = item / kColumns, k = begin + item % kColumns;

@@ -23,7 +23,7 @@ using tape::Tile;
 
 constexpr int kVectorTile = 64;  // entries of a vector that a work-group moves
 constexpr int kBlockRows = 16;   // of a block at most, where lanes are threads
-constexpr std::size_t kClusterFeatures = 32;  // of the widest layer, for each block of a cluster
+constexpr std::size_t kClusterFeatures = 64;  // of the widest layer, for each block of a cluster
 constexpr int kWholeRows = 1 << 20;
 constexpr int kMostSlices = static_cast<int>(kMostLanes) / kLanes;
 

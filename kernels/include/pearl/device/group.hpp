@@ -98,7 +98,8 @@ PEARL_DEVICE unsigned cluster_size() {
 }
 PEARL_DEVICE void cluster_barrier() {
   if (cluster_size() == 1) return __syncthreads();
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  // Not `aligned`: the threads of a warp may come one after another.
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 #else
 PEARL_DEVICE unsigned cluster_rank() { return 0; }
