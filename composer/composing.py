@@ -21,7 +21,8 @@ from composer.codegen.python_source import literal
 from composer.composition import ChosenSetting, Composition, RolloutComposition
 from composer.description import Description
 from composer.nodes import NodeShare, spread
-from composer.platform import Platform, with_cores_of_host
+from composer.platform import Platform, usable, with_cores_of_host
+from composer.policy_server import fastest_place
 from composer.problem import TrainingProblem
 from composer.profiling.context import unwatched
 from composer.program_defaults import ProgramDefaults
@@ -32,6 +33,7 @@ from pearl.actors.environment import probe
 from pearl.algorithms.trainer import make_trainer
 from pearl.algorithms.update_frequency import frequency_of
 from pearl.atomic_file import write_text
+from pearl.backends import backend_of
 from pearl.devices.description import Device
 from pearl.devices.discovery import discover
 from pearl.errors import ConfigurationError, GenerationError
@@ -193,6 +195,40 @@ class Composing(abc.ABC):
             return dataclasses.replace(problem, actors=actors)
 
         self.actors = fastest(problem.actors, lambda actors: profiler(with_actors(actors)).collection_us, self.say)
+        return with_actors(self.actors)
+
+    def _with_policy_server(
+        self,
+        problem: _Problem,
+        profiler: Callable[[_Problem], Any],
+        platform: Platform,
+        why_not: Callable[[], str | None],
+    ) -> _Problem:
+        """The problem with the policy of the Actors where it is fastest, if that is left to the composer.
+
+        `why_not` says what a policy server does not support. Raises ConfigurationError for a stated server of Actors on
+        other nodes.
+        """
+        if not self.description.any_policy_server:
+            if platform.nodes and problem.actors.is_served:
+                raise ConfigurationError(
+                    f"policy_server={problem.actors.policy_server!r} is for Actors on this machine; the platform has "
+                    'other nodes. Leave it out, or set it to "none".'
+                )
+            return problem
+        here = () if platform.nodes or platform.host.absent else usable(platform)[0]
+        found = [backend_of(device).policy_device(device) for device in here if not device.absent]
+        devices = list(dict.fromkeys(place for place in found if place is not None))
+
+        def with_actors(actors: ActorSpec) -> _Problem:
+            return dataclasses.replace(problem, actors=actors)
+
+        if not devices or (reason := why_not()) is not None:
+            if devices:
+                self.say(f"policy server: none, as it does not support {reason}")
+            self.actors = dataclasses.replace(problem.actors, policy_server="none")
+        else:
+            self.actors = fastest_place(problem.actors, devices, lambda one: profiler(with_actors(one)), self.say)
         return with_actors(self.actors)
 
     def _spread(

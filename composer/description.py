@@ -75,6 +75,7 @@ class Description:
         self.metric: Metric = "throughput"
         self.actors: ActorSpec | None = None
         self.any_vectorization = False
+        self.any_policy_server = False
         self.wrappers: tuple[Wrapper, ...] = ()
         self.trainer_class: type | None = None
         self.settings: dict[str, Any] = {}
@@ -134,15 +135,19 @@ class Description:
         timeout_s: float = ActorSpec.timeout_s,
         eval_env: str | Callable[..., gym.Env[Any, Any]] | None = None,
         eval_env_kwargs: Mapping[str, Scalar] | None = None,
+        policy_server: str = AUTO,
     ) -> None:
         """`num_actors` processes, each stepping `envs_per_actor` copies of a Gymnasium environment.
 
         `env` is its registered name, or a class or function at the top level of a module, which the program imports.
         Either number may be "auto": `run` then searches the one with which the program is fastest, all waiting for data
         included. With `vectorization="auto"`, `run` measures an Actor with each kind of vector that the environment
-        has here, and takes the fastest. The other arguments are the fields of `ActorSpec`.
+        has here, and takes the fastest. With `policy_server="auto"`, `run` also measures the Actors with their policy
+        on each GPU, in a process that serves all of them (docs/cuda.md), and takes it if they become faster; without a
+        GPU it is "none". The other arguments are the fields of `ActorSpec`.
         """
         self.any_vectorization = vectorization == AUTO
+        self.any_policy_server = policy_server == AUTO
         counts, auto = without_auto({"num_actors": num_actors, "envs_per_actor": envs_per_actor})
         sizes: dict[str, Any] = {ACTOR_FIELDS[name]: value for name, value in (start_of(auto) | counts).items()}
         self.actors = ActorSpec(
@@ -153,6 +158,7 @@ class Description:
             timeout_s=timeout_s,
             eval_env=eval_env,
             eval_env_kwargs=dict(eval_env_kwargs) if isinstance(eval_env_kwargs, Mapping) else eval_env_kwargs,
+            policy_server="none" if self.any_policy_server else policy_server,
         )
         self.auto = (*(name for name in self.auto if name not in ACTOR_FIELDS), *auto)
         self.suggested = None
@@ -397,6 +403,8 @@ class Description:
         actors = None if self.actors is None else {**vars(self.actors), "wrappers": ()}
         if actors is not None and self.any_vectorization:
             actors["vectorization"] = AUTO  # `set_wrappers` changes the one to begin with
+        if actors is not None and self.any_policy_server:
+            actors["policy_server"] = AUTO
         of_actors = [name for name in self.auto if name in ACTOR_FIELDS]
         of_training = [name for name in self.auto if name not in ACTOR_FIELDS]
         return {

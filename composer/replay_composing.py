@@ -70,6 +70,7 @@ from pearl.replay.frames import check_shared
 from pearl.replay.memory import check_fits, free_memory
 from pearl.runtime.collection import insertion_rows
 from pearl.runtime.data_storage import stored_nbytes
+from pearl.runtime.policy_server import check_served, why_not_served
 from pearl.runtime.replay_ratio import check_samples_last, check_training_begins
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec, check_batch_fits
 
@@ -201,6 +202,7 @@ class ReplayComposing(Composing):
             return kind(platform, profiled, self.store, self.say, watch=self.watch, thorough=thorough)
 
         problem = self._vectorized(problem, profiler, platform.host)
+        problem = self._with_policy_server(problem, profiler, platform, lambda: why_not_served(profiler(problem).probe))
         self.problem = self._on_nodes(problem, profiler, platform)
         if platform.host.absent:
             return kind(platform, self.problem, self.store, self.say, watch=self.watch, thorough=thorough)
@@ -266,6 +268,7 @@ class ReplayComposing(Composing):
             learners=self.learners,
         )
         check_problem(problem)
+        check_served(self.actors, trainer)
         if said.auto_learners:
             refuse_two_searches(said.auto_learners, said.auto)
         if self.learners.count > 1:

@@ -71,6 +71,10 @@ class ActorError(PearlError):
     """An actor failed too often; the message contains the environment's traceback."""
 
 
+class PolicyServerError(ActorError):
+    """The policy server, which infers for all actors, died, failed or hung; the message contains its error."""
+
+
 class ClusterError(ActorError):
     """The connection to the Ray cluster on which Actors or Learners run cannot be made, or is lost."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import keyword
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -53,6 +54,7 @@ OBSERVATION_STATISTICS, RETURN_STATISTICS = "observation_statistics", "return_st
 
 EPSILON_MIN = 1e-30  # of priorities: far above subnormal floats, which some devices treat as zero
 _LATE = 10**15  # a step after the end of every schedule
+_POLICY_SERVER = re.compile(r"none|cpu|cuda(:[0-9]{1,3})?")
 
 
 def _require(condition: bool, message: str) -> None:
@@ -514,6 +516,9 @@ class ActorSpec:
 
     `nodes` are names of nodes of a Ray cluster with the number of Actors for each, together `count`; the name "" is the
     node on which the run is. They count where the run uses Ray. Empty: Ray spreads the Actors.
+
+    `policy_server` is torch's device, such as "cuda:0" or "cpu", on which one process chooses the actions of all Actors
+    in batches; "none": each Actor runs the policy itself, on the CPU.
     """
 
     env: str | Callable[..., gym.Env[Any, Any]]
@@ -526,6 +531,7 @@ class ActorSpec:
     eval_env: str | Callable[..., gym.Env[Any, Any]] | None = None
     eval_env_kwargs: Mapping[str, Scalar] | None = None
     nodes: Nodes = ()
+    policy_server: str = "none"
 
     def __post_init__(self) -> None:
         _require(
@@ -571,6 +577,16 @@ class ActorSpec:
             f"timeout_s of actors must be a number of at least 0, in seconds, or inf; found {self.timeout_s!r}.",
         )
         _check_nodes("actors", self.nodes, self.count)
+        _require(
+            isinstance(self.policy_server, str) and bool(_POLICY_SERVER.fullmatch(self.policy_server)),
+            'policy_server of actors must be "none", a device such as "cuda:0" or "cpu", or "auto" for the composer to '
+            f"choose; found {self.policy_server!r}.",
+        )
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a policy server chooses the actions."""
+        return self.policy_server != "none"
 
     @property
     def env_name(self) -> str:

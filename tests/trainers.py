@@ -34,6 +34,15 @@ class TinyDQN(DQN):
     exploration = EpsilonGreedy(steps=1000)
 
 
+class FailsOnSeven(TinyDQN):
+    """Fails where seven environments want actions."""
+
+    def get_action(self, obs: torch.Tensor, action_masks: torch.Tensor | None = None) -> torch.Tensor:
+        if len(obs) == 7:
+            raise RuntimeError("no more actions")
+        return super().get_action(obs, action_masks)
+
+
 class FallingDQN(TinyDQN):
     """Its learning rate falls to 0 over the run."""
 

@@ -488,13 +488,19 @@ def _placement_note(source: ProgramSource, setting: int, on: tuple[Device, Devic
         + (", prefetching" if learner.prefetch else ""),
         *_learners_note(source),
         f"    Data Storage    {placement.storage}",
-        f"    Actors          {placement.host}, {placement.actor_count} x {placement.envs_per_actor} environments",
+        f"    Actors          {placement.host}, {placement.actor_count} x {placement.envs_per_actor} environments"
+        + policy_note(source.problem.actors),
         *actors_on_nodes(placement.nodes),
         f"Predicted: {placement.eps_text} experiences trained per second,",
         f"    {placement.assumption}.",
     ]
     lines += sorted({note for device in on if (note := backend_of(device).note(device))})
     return "\n".join(map(documented, lines))
+
+
+def policy_note(actors: ActorSpec) -> str:
+    """Where the policy of Actors runs, if not in them."""
+    return f", policy served on {actors.policy_server}" if actors.is_served else ""
 
 
 def actors_on_nodes(nodes: Iterable[NodeShare]) -> list[str]:

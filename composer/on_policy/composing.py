@@ -40,6 +40,7 @@ from pearl.actors.waiting import end_waiting
 from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.errors import ConfigurationError, PlacementError
 from pearl.learner.extract import extract_networks
+from pearl.runtime.policy_server import why_not_served
 from pearl.spec import ONE_LEARNER
 
 
@@ -175,6 +176,8 @@ class RolloutComposing(Composing):
             return RolloutProfiler(platform, problem, self.store, self.say, watch=self.watch)
 
         problem = self._vectorized(problem, measuring, platform.host)
+        rollout = problem.rollout
+        problem = self._with_policy_server(problem, measuring, platform, lambda: why_not_served(trainer, rollout))
         profiler = RolloutProfiler(platform, problem, self.store, self.say, watch=self.watch, thorough=thorough)
         self.problem = placed = problem
         if platform.nodes:

@@ -18,6 +18,7 @@ from pearl.algorithms.trainer import make_trainer
 from pearl.backends import AUTO, backends
 from pearl.byte_size import readable_size
 from pearl.errors import CapacityError, ConfigurationError, TrainerError
+from pearl.runtime.policy_server import check_served
 from pearl.spec import ActorSpec, ReplaySpec, RolloutSpec, TrainSpec, check_minibatches
 
 ROLLOUT_TRAINING = ("batch_size", "gamma")  # fields of TrainSpec that mean something without a replay
@@ -128,4 +129,5 @@ def rollout_problem(
         imported_from=imported_from,
     )
     check_written(problem, vars(spec))
+    check_served(actors, trainer, spec)
     return problem, trainer

@@ -27,7 +27,7 @@ from pearl.devices.description import Device
 from pearl.errors import CapacityError, DeviceError, PearlError
 from pearl.rollout.columns import LOG_PROB
 from pearl.rollout.preparation import RolloutPreparation
-from pearl.spec import ACTION, OBS
+from pearl.spec import ACTION, OBS, RolloutSpec
 
 logger = logging.getLogger("pearl.composer")
 
@@ -77,6 +77,11 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
     # --- collecting -------------------------------------------------------------------------------------------------
 
     @property
+    def actors_rollout(self) -> RolloutSpec:
+        """The rollout."""
+        return self.problem.rollout
+
+    @property
     def collection_us(self) -> float:
         """Microseconds in which all Actors together collect one transition."""
         return self._collection().value_us / self.problem.rows
@@ -88,8 +93,11 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
 
     def _collection(self) -> Measurement:
         """Microseconds until all actors have collected a rollout, side by side on the host's cores."""
-        one = self._one_rollout()
-        waves = max(1.0, self.problem.actors.count / (self.platform.host.cores or 1))
+        if self.problem.actors.is_served:
+            one, waves = self.together, float(self.problem.rows)
+        else:
+            one = self._one_rollout()
+            waves = max(1.0, self.problem.actors.count / (self.platform.host.cores or 1))
         samples = None if one.samples is None else tuple(s * waves for s in one.samples)
         return Measurement(one.value_us * waves, one.p20_us * waves, one.p80_us * waves, one.n, one.source, samples)
 

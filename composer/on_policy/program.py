@@ -15,6 +15,7 @@ from composer.codegen.program import (
     composer_inputs,
     installed,
     origin,
+    policy_note,
     powered,
     rendered,
     taken_names,
@@ -113,7 +114,7 @@ def _note(source: RolloutSource) -> str:
         f"    Advantages      {source.advantages.device}",
         f"    Learner         {learner.device}, {learner.implementation}, {learner.threads} thread(s)",
         f"    Actors          {placement.host}, {placement.actor_count} x {placement.envs_per_actor} environments, "
-        f"{rollout.horizon} steps each",
+        f"{rollout.horizon} steps each{policy_note(source.problem.actors)}",
         *actors_on_nodes(placement.nodes),
         f"Predicted: {placement.eps:,.0f} environment steps per second,",
         f"    {placement.assumption}.",

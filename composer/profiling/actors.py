@@ -47,7 +47,7 @@ def measure_apart(setup: ActorSetup, budget_s: float, most_numbers: int, apart: 
     An Actor that needs objects of the composing program, or does not start without it, is measured in this process, by
     `here`. Raises EnvError if the environment or the policy fails, ends its process, or is silent for 60 s.
     """
-    pickled = _pickled(setup)
+    pickled = pickled_setup(setup)
     if pickled is not None:
         try:
             return _in_own_process(setup, pickled, apart, budget_s, Report(most_numbers))
@@ -71,7 +71,7 @@ class _NotStartedError(Exception):
     """The Actor could not be created in its process; the message is the traceback."""
 
 
-def _pickled(setup: ActorSetup) -> bytes | None:
+def pickled_setup(setup: ActorSetup) -> bytes | None:
     """The setup and its environment for another process; None if they cannot be loaded there."""
     bare = setup if setup.policy is None else without_trainer(setup)
     try:
@@ -79,13 +79,14 @@ def _pickled(setup: ActorSetup) -> bytes | None:
     except Exception as error:  # an option's own pickling may raise anything
         logger.info("The Actor is profiled in this process: it cannot be sent to another (%s).", error)
         return None
-    if names_program(pickled) and not _program_is_guarded():
+    if names_program(pickled) and not program_is_guarded():
         logger.info("The Actor is profiled in this process: another would have to import the program, which composes.")
         return None
     return pickled
 
 
-def _program_is_guarded() -> bool:
+def program_is_guarded() -> bool:
+    """Whether the composing program may be imported by a process that it starts."""
     file = getattr(sys.modules["__main__"], "__file__", None)  # a console has none
     try:
         return file is not None and has_main_guard(Path(file))

@@ -18,7 +18,7 @@ from composer.calibration import CalibrationKey, CalibrationStore
 from composer.contention import CoreSharing
 from composer.matrix import UnsupportedLearner
 from composer.measurement import Measurement
-from composer.platform import Platform
+from composer.platform import Platform, usable
 from composer.problem import Problem, TrainingProblem
 from composer.profiling.actors import measure_actor
 from composer.profiling.full_replay import (
@@ -30,22 +30,26 @@ from composer.profiling.full_replay import (
     steps,
 )
 from composer.profiling.keys import calibration_key
+from composer.profiling.measuring import measure, on_own_thread
+from composer.profiling.together import measure_together
 from composer.report import left_out_line
 from composer.storage_rule import storage_stays_on_host
 from pearl.actors.actor import ActorSetup
-from pearl.actors.native_policy import PolicyPlan
+from pearl.actors.native_policy import NativePolicy, PolicyPlan
 from pearl.actors.policy_plan import read_policy
 from pearl.algorithms.trainer import make_trainer
 from pearl.backends import backend_of, learners
 from pearl.devices.description import Device
 from pearl.error_place import described
 from pearl.errors import PearlError, TrainerError
+from pearl.lazy_torch import torch
 from pearl.learner.extract import structure_of
 from pearl.learner.native_plan import UnsupportedError
 from pearl.learner.protocol import Learner
 from pearl.replay.arguments import TIME_MODES
 from pearl.replay.synthetic import as_steps, filling_rows
 from pearl.runtime.data_storage import HostDataStorage
+from pearl.runtime.policy_server import ServerSetup
 from pearl.spec import RolloutSpec
 
 logger = logging.getLogger("pearl.composer")
@@ -223,6 +227,65 @@ class MeasuringContext(Generic[_Problem]):
             "policy": "torch" if self._native_policy is None else "native",
         }
 
+    @property
+    def actors_rollout(self) -> RolloutSpec | None:
+        """What a message of an Actor is a part of."""
+        return None
+
+    @functools.cached_property
+    def together(self) -> Measurement:
+        """Microseconds of an environment step of all Actors side by side, with their policy server if they have one."""
+        actors, host = self.problem.actors, self.platform.host
+        parameters = {
+            **self.actor_parameters,
+            "count": actors.count,
+            "policy_server": actors.policy_server,
+            "server_device": " ".join(self._server_fingerprints),
+        }
+        if (rollout := self.actors_rollout) is not None:
+            parameters["horizon"] = rollout.horizon
+        where = f", policy on {actors.policy_server}" if actors.is_served else ""
+        self.begin(f"{host.name}: {actors.count} Actor(s) side by side{where}")
+        key = self.key("actors together", host, parameters)
+        return self.known(key, ("step",), self._measure_together, host)["step"]
+
+    @property
+    def _server_fingerprints(self) -> list[str]:
+        found = [d for d in usable(self.platform)[0] if not d.absent]
+        name = self.problem.actors.policy_server
+        return [self.fingerprint(d) for d in found if backend_of(d).policy_device(d) == name]
+
+    def _measure_together(self) -> dict[str, list[float]]:
+        p, server = self.problem, None
+        if p.actors.is_served:
+            spaces = p.observation_space, p.action_space
+            server = ServerSetup(p.trainer_class, p.settings, *spaces, seed=0, device=p.actors.policy_server)
+        exploration = getattr(self.probe, "exploration", None)
+        setup = self.actor_setup(self.actors_rollout)
+        return {"step": measure_together(setup, server, exploration, self.budget_s)}
+
+    @property
+    def policy_us(self) -> float:
+        """Microseconds in which an Actor chooses the actions of its environments, when it runs the policy itself."""
+        host = self.platform.host
+        self.begin(f"{host.name}: an Actor's policy")
+        found = self.known(self.key("policy", host, self.actor_parameters), ("act",), self._measure_policy, host)
+        return found["act"].value_us
+
+    @on_own_thread
+    def _measure_policy(self) -> dict[str, list[float]]:
+        plan, field = self._native_policy, self.problem.transition.fields[0]
+        shape, rng = (self.problem.actors.envs_per_actor, *field.shape), np.random.default_rng(0)
+        obs = rng.integers(0, 256, shape, np.uint8) if field.dtype == "uint8" else rng.random(shape, np.float32)
+        if plan is not None:
+            native = NativePolicy(plan)
+            return {"act": measure(lambda: native.act(obs), QUICK_BUDGET_S)}
+        from pearl.actors.torch_policy import TorchPolicy
+
+        torch.set_num_threads(1)  # as in Actors
+        policy = TorchPolicy(self._trainer("cpu"))
+        return {"act": measure(lambda: policy.act(obs), QUICK_BUDGET_S)}
+
     # --- the trainer ------------------------------------------------------------------------------------------------
 
     @property
@@ -352,6 +415,8 @@ class ProfilingContext(MeasuringContext[Problem]):
     def collection_us(self) -> float:
         """Microseconds in which all Actors together produce one transition."""
         actors, host = self.problem.actors, self.platform.host
+        if actors.is_served:
+            return self.together.value_us * self.problem.transition.steps_per_row
         at_once = float(min(actors.here, host.cores or 1))
         speeds = {node.device.node: node.speed for node in self.platform.nodes}
         at_once += sum(speeds.get(node, 1.0) * count for node, count in actors.nodes if node)

@@ -22,6 +22,8 @@ _METHOD = sorted(Path(__file__).parent.glob("*.py"))
 _HOST_LOOP = ("runtime/host_iteration.py", "runtime/queues.py", "runtime/workers.py")
 _SOURCES = {
     "actor": ("actors/*.py", "algorithms/*.py", "exploration.py"),
+    "actors together": ("actors/*.py", "algorithms/*.py", "exploration.py", "rollout/*.py", "ipc/*.py", "runtime/*.py"),
+    "policy": ("actors/*.py", "algorithms/*.py"),
     "replay": ("replay/*.py", "backends/**/*.py"),
     "storage": ("replay/*.py", "backends/**/*.py", "runtime/data_storage.py"),
     "learner": (),
@@ -76,7 +78,7 @@ def calibration_key(
         "env_count": problem.actors.env_count,
         "vectorization": problem.actors.vectorization,
     }
-    if primitive not in ("actor", "rollout actor", "advantages"):
+    if primitive not in ("actor", "rollout actor", "actors together", "policy", "advantages"):
         everything["batch_size"] = problem.train.batch_size
     if primitive not in ("replay", "storage", "advantages"):
         everything |= {

@@ -21,6 +21,7 @@ from pearl.actors.n_step import NStepWindow
 from pearl.actors.native_policy import NativePolicy, PolicyPlan
 from pearl.actors.running_statistics import ActorStatistics
 from pearl.actors.sequence_window import SequenceWindow
+from pearl.actors.served_policy import PolicyService, ServedPolicy
 from pearl.actors.vectorization import autoreset_mode
 from pearl.errors import ConfigurationError, EnvError, TrainerError
 from pearl.exploration import Exploration, PolicySampling, make_explorer
@@ -49,7 +50,8 @@ class ActorSetup:
 
     `index` counts from 0 among `spec.count` actors; `env_steps` is where the exploration schedule starts. With a
     `policy`, the actor runs it natively, and needs neither torch nor the trainer class. `transition` has the columns
-    that it makes, by default those of the environment's spaces. With a `rollout`, each message is its part of one.
+    that it makes, by default those of the environment's spaces. With a `rollout`, each message is its part of one. With
+    a `service`, the policy server runs the policy, and the actor needs neither of them, nor weights.
     """
 
     trainer_class: type | None
@@ -64,6 +66,12 @@ class ActorSetup:
     policy: PolicyPlan | None = None
     transition: TransitionSpec | None = None
     rollout: RolloutSpec | None = None
+    service: PolicyService | None = None
+
+    @property
+    def needs_torch(self) -> bool:
+        """Whether the actor itself runs the policy in torch, with a trainer."""
+        return self.policy is None and self.service is None
 
     def message_rows(self) -> int:
         """Rows of one DCQ message."""
@@ -96,7 +104,7 @@ def check_messages_fit(replay: ReplaySpec, actors: ActorSpec, train: TrainSpec) 
 
 
 class Policy(Protocol):
-    """Chooses actions: `NativePolicy`, or `TorchPolicy` where that lacks a feature."""
+    """Chooses actions: `NativePolicy`, `TorchPolicy` where that lacks a feature, or `ServedPolicy`."""
 
     exploration: Exploration | None
 
@@ -203,7 +211,9 @@ class VectorActor(abc.ABC):
         observation_space, action_space = self.envs.single_observation_space, self.envs.single_action_space
         self.trainer = trainer
         self.policy: Policy
-        if setup.policy is not None and trainer is None:
+        if setup.service is not None and trainer is None:
+            self.policy = ServedPolicy(setup.service, on_step)
+        elif setup.policy is not None and trainer is None:
             self.policy = NativePolicy(setup.policy)
         else:
             self.policy = self._torch_policy()
@@ -225,7 +235,12 @@ class VectorActor(abc.ABC):
             self.statistics = ActorStatistics(transition, self._count, setup.train.gamma)
         self._env_seed = int(env_seed.generate_state(1)[0])
         self.env_steps = setup.env_steps
-        self._policy_version = 0
+        self._loaded_version = 0
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the weights that act."""
+        return self.policy.version if isinstance(self.policy, ServedPolicy) else self._loaded_version
 
     def _torch_policy(self) -> Policy:
         # Imported here, as torch takes seconds to import.
@@ -247,7 +262,7 @@ class VectorActor(abc.ABC):
     def load_weights(self, weights: np.ndarray, version: int = 0) -> None:
         """Take a policy snapshot `(weight_count,)` float32; messages say that they were made with this `version`."""
         self.policy.load_weights(weights)
-        self._policy_version = version
+        self._loaded_version = version
 
     def load_statistics(self, flat: np.ndarray) -> None:
         """Take the run's statistics, which `pearl.runtime.statistics` publishes, for the next message."""
@@ -367,7 +382,7 @@ class Actor(VectorActor):
             self._on_step()
             if time.monotonic() >= deadline:
                 break
-        message["counts"][:] = (episodes, steps, self.setup.index, self._policy_version)
+        message["counts"][:] = (episodes, steps, self.setup.index, self.policy_version)
         if self.statistics is not None:
             self.statistics.write(message)
         if self.transition.priority is not None:

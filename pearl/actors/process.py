@@ -55,7 +55,7 @@ def run_actor(
     """
     if shared_warnings is not None:
         shared_warnings.install()
-    torch_settled = setup.policy is None and settle_torch(setup)
+    torch_settled = setup.needs_torch and settle_torch(setup)
     try:
         if environment is not None:
             register(environment)
@@ -69,8 +69,8 @@ def run_actor(
                 message = dcq.reserve(_WAIT_S)
                 if message is None:
                     continue
-                # Poll after the wait for room: the replay ratio may make it long.
-                if (weights := wsq.poll()) is not None:
+                # Poll after the wait for room: the replay ratio may make it long. A policy server polls for itself.
+                if setup.service is None and (weights := wsq.poll()) is not None:
                     actor.load_weights(weights, wsq.version)
                 if statistics is not None and (flat := statistics.poll()) is not None:
                     actor.load_statistics(flat.view(np.float64))

@@ -116,7 +116,7 @@ class RolloutActor(VectorActor):
         steps = rows - int(np.count_nonzero(end == NO_STEP))
         self.env_steps += steps * self.setup.spec.count
         episodes = self._count_episodes(message, reward, end)
-        message["counts"][:] = (episodes, steps, self.setup.index, self._policy_version)
+        message["counts"][:] = (episodes, steps, self.setup.index, self.policy_version)
         return rows
 
     def _record_state(self, states: np.ndarray, t: int, memory: CarriedState) -> None:
@@ -188,7 +188,7 @@ class RolloutActor(VectorActor):
             env = int(np.flatnonzero(~per_env[t])[0])
             raise TrainerError(
                 f"The policy's {name} is {column[t, env]} in environment {env} of actor {self.setup.index}{step}, with "
-                f"the weights of version {self._policy_version}: training has diverged. A smaller learning rate or "
+                f"the weights of version {self.policy_version}: training has diverged. A smaller learning rate or "
                 "max_grad_norm may help; --resume continues from the last checkpoint."
             )
 

@@ -1,7 +1,7 @@
 """Actors that start without the program: without its imports, the trainer's among them, and without torch.
 
 A spawned process imports the program that spawned it, because something in there may be needed. An actor with a native
-policy in an environment of an installed package needs nothing of it.
+policy or a served one, in an environment of an installed package, needs nothing of it.
 """
 
 from __future__ import annotations
@@ -28,22 +28,29 @@ def standalone(setup: ActorSetup) -> tuple[ActorSetup, EnvSpec | None] | None:
     transition = setup.transition
     if transition is not None and (transition.further or transition.priority is not None):
         return None  # the functions that make these columns and priorities are in modules of the program
-    if setup.policy is None or (spec is None and setup.spec.vectorization != "envpool"):
+    if setup.needs_torch or (spec is None and setup.spec.vectorization != "envpool"):
         return None
     modules = [wrapper.__module__ for wrapper, _ in setup.spec.wrapped]
     if not all(map(_is_installed, (*modules, *(() if spec is None else entry_modules(spec))))):
         return None
     bare = without_trainer(setup)
     try:
-        pickled = pickle.dumps((bare, spec))
+        pickled = pickle.dumps((*_picklable(bare), spec))
     except Exception:  # options may fail to pickle in any way: the program then makes the actor
         return None
     return None if names_program(pickled) else (bare, spec if isinstance(setup.spec.env, str) else None)
 
 
 def without_trainer(setup: ActorSetup) -> ActorSetup:
-    """The setup of an actor with a native policy, without what only the trainer needs."""
+    """The setup of an actor without a trainer of its own, without what only the trainer needs."""
     return dataclasses.replace(setup, trainer_class=None, settings={})
+
+
+def _picklable(setup: ActorSetup) -> tuple[object, ...]:
+    """The setup without its queue, which only a process that is being spawned can get."""
+    if setup.service is None:
+        return (setup,)
+    return dataclasses.replace(setup, service=None), setup.service.exploration
 
 
 def names_program(pickled: bytes) -> bool:

@@ -334,6 +334,10 @@ class Backend:
         """The backend's name of the device: for a Data Storage, and for a Learner with `own_memory`."""
         return self.torch_device(device)
 
+    def policy_device(self, device: Device) -> str | None:
+        """Torch's name of the device if a policy server on it may be faster than Actors on the host; else None."""
+        return None
+
     # --- primitives -------------------------------------------------------------------------------------------------
 
     def replay(self, device: Device) -> Factory | None:

@@ -27,7 +27,7 @@ from pearl.actors.policy_plan import read_policy
 from pearl.actors.shared_warnings import SharedWarnings
 from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer, normalization_note
 from pearl.callbacks.protocol import Callback
-from pearl.errors import CallbackError, CheckpointError, CheckpointWriteError, EnvError
+from pearl.errors import CallbackError, CheckpointError, CheckpointWriteError, ConfigurationError, EnvError
 from pearl.ipc.queues import Bell, WeightSyncQueue
 from pearl.lazy_torch import torch, when_imported
 from pearl.learner.native_plan import UnsupportedError
@@ -48,6 +48,7 @@ from pearl.runtime.experience import Experience
 from pearl.runtime.flow_control import FlowControl
 from pearl.runtime.options import Options
 from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS, Evaluator, write_summary
+from pearl.runtime.policy_server import PolicyServerProcess, ServerSetup, check_served
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.runtime.rate import StepRate
 from pearl.runtime.recomposition import RecompositionDueError, Request
@@ -102,6 +103,11 @@ class Run(abc.ABC):
         self.program, self.options = program, options
         self.actors, self.train, self.message_rows = actors, train, message_rows
         self._trainer_class, self.settings = trainer_class, dict(settings)
+        if actors.is_served and options.ray is not None:
+            raise ConfigurationError(
+                f"--ray is for Actors that run the policy themselves; these have policy_server="
+                f'{actors.policy_server!r}. Set it to "none" in ACTORS, or leave --ray out.'
+            )
         self._shared_warnings = SharedWarnings()
         self._shared_warnings.install()
         probed = probe(actors)
@@ -363,16 +369,40 @@ class Run(abc.ABC):
         self._telemetry.watch_actors(dcqs)
         if self._bench is not None:
             self._bench.launched(len(dcqs), self._flow)
-        timeout_s = self.options.actor_timeout_s
+        timeout_s = self.actors.timeout_s if self.options.actor_timeout_s is None else self.options.actor_timeout_s
         self._supervisor.launch_actors(
-            self._actor_setups(len(dcqs)),
+            self._served(self._actor_setups(len(dcqs)), wsq, timeout_s),
             dcqs,
             wsq,
-            timeout_s=self.actors.timeout_s if timeout_s is None else timeout_s,
+            timeout_s=timeout_s,
             shared_warnings=self._shared_warnings,
             statistics=None if self._statistics is None else self._statistics.snapshot,
             ray=self._ray,
         )
+
+    def _served(self, setups: Sequence[ActorSetup], wsq: WeightSyncQueue, timeout_s: float) -> Sequence[ActorSetup]:
+        """The setups with the services of a policy server, which starts now, if there is to be one."""
+        if not self.actors.is_served:
+            return setups
+        check_served(self.actors, self.trainer, self._rollout)
+        if self.options.serial:
+            logger.warning("In serial mode there is no policy server: Actors run the policy themselves, on the CPU.")
+            return setups
+        spaces = self.observation_space, self.action_space
+        server = PolicyServerProcess(
+            ServerSetup(
+                self._trainer_class, self.settings, *spaces, seed=self.options.seed, device=self.actors.policy_server
+            ),
+            self.transition,
+            [setup.spec.envs_per_actor for setup in setups],
+            wsq,
+            exploration=getattr(self.trainer, "exploration", None),
+            timeout_s=timeout_s,
+            shared_warnings=self._shared_warnings,
+        )
+        self._busy_cores += 1
+        self._supervisor.watch_server(server)
+        return [dataclasses.replace(s, service=one) for s, one in zip(setups, server.services, strict=True)]
 
     @property
     def _ray(self) -> str | RayBridge | None:

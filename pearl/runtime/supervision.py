@@ -17,11 +17,12 @@ from pearl.actors.actor import ActorSetup
 from pearl.actors.process import ActorGroup
 from pearl.actors.shared_warnings import SharedWarnings
 from pearl.atomic_file import replace_file
-from pearl.errors import ActorError, ClusterError, EnvError, LearnerError, PearlError, TrainerError
+from pearl.errors import ActorError, ClusterError, EnvError, LearnerError, PearlError, PolicyServerError, TrainerError
 from pearl.ipc.queues import WeightSyncQueue
 from pearl.replay.requests import ReplayRequestQueue
 from pearl.runtime.entry import run_log_file
 from pearl.runtime.interruption import Interruption
+from pearl.runtime.policy_server import PolicyServerProcess
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.runtime.serial import InlineActor
 from pearl.runtime.workers import LearnerSide
@@ -33,7 +34,7 @@ _STOPS_HERE = "The run stops here; its checkpoint can be resumed with --resume o
 
 
 class Supervisor:
-    """Starts, watches and stops the Learner's loop, the actors and the RRQ; a context manager that handles signals.
+    """Starts, watches and stops the Learner's loop, the actors, what they need, and the RRQ; handles signals.
 
     `stop_reason` is empty while the run continues; `failure` is the error that `finish` has to raise. `say` prints to
     the user.
@@ -50,6 +51,7 @@ class Supervisor:
         self._inline: list[InlineActor] = []
         self._group: ActorGroup | None = None
         self._rrq: ReplayRequestQueue | None = None
+        self._server: PolicyServerProcess | None = None
         self._bridge: RayBridge | None = None
 
     def __enter__(self) -> Supervisor:
@@ -110,6 +112,10 @@ class Supervisor:
         """Close the connection with a cluster when all else has stopped."""
         self._bridge = bridge
 
+    def watch_server(self, server: PolicyServerProcess) -> None:
+        """Watch the policy server, and stop it with the Actors."""
+        self._server = server
+
     def watch(self, rrq: ReplayRequestQueue) -> None:
         """Count the RRQ's requests as unfinished work, and close the RRQ at the end."""
         self._rrq = rrq
@@ -130,9 +136,12 @@ class Supervisor:
             if self._group is not None:
                 self.actor_restarts = self._group.restarts
                 stack.callback(self._group.stop)
+            if self._server is not None:  # before the Actors, which may wait for its answers
+                stack.callback(self._server.stop)
             if self._rrq is not None:
                 stack.callback(self._rrq.close)
-        self._workers, self._inline, self._group, self._rrq, self._bridge = [], [], None, None, None
+        self._workers, self._inline, self._group = [], [], None
+        self._rrq, self._server, self._bridge = None, None, None
 
     def run_inline(self, env: str, *, collect: bool) -> None:
         """Serial mode: run one step of the Learner's loop, else (with `collect`) one message of each actor."""
@@ -223,6 +232,10 @@ class Supervisor:
         if self._group is None or self.stop_reason or self.signalled:
             return
         try:
+            if self._server is not None:
+                self._server.check()
             self._group.check(env_steps)
+        except PolicyServerError as error:
+            self.fail(error, "the policy server failed")
         except ActorError as error:
             self.fail(error, "actors failed")

@@ -33,6 +33,7 @@ from queue_processes import (
 from test_replay_manager import assert_same, assert_same_state, filled
 
 from pearl import _native
+from pearl.actors.served_policy import InferenceQueue
 from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.errors import (
     ConfigurationError,
@@ -68,6 +69,7 @@ WITH_BELL: dict[str, Callable[[int, Bell], ColumnQueue]] = {
     "columns": lambda slots, bell: ColumnQueue(FIELDS, slots, bell),
     "DCQ": lambda slots, bell: DataCollectionQueue(TRANSITION, 6, slots, bell),
     "done": lambda slots, bell: DoneQueue(4, slots, bell),
+    "inference": lambda slots, bell: InferenceQueue(TRANSITION, 6, bell, slots),
     "progress": lambda slots, bell: ProgressQueue(slots, bell),
     "rollout done": lambda slots, bell: RolloutDoneQueue(bell, slots),
 }

@@ -110,6 +110,10 @@ class CudaBackend(Backend):
         """For example cuda:0; the host for the emulator."""
         return "cpu" if self.emulated(device) else self.device_string(device)
 
+    def policy_device(self, device: Device) -> str | None:
+        """For example cuda:0; None for the emulator."""
+        return None if self.emulated(device) else self.device_string(device)
+
     def device_string(self, device: Device) -> str:
         """For example cuda:0."""
         from pearl.backends.cuda.device import cuda_name
