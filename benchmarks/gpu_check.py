@@ -36,7 +36,7 @@ PACKAGES = (
 )  # fmt: skip
 TESTS = (
     "tests/contracts", "tests/test_cuda_kernels.py", "tests/test_device_loop.py", "tests/test_device_learner.py",
-    "tests/test_captured_learner.py", "tests/test_torch_iteration.py",
+    "tests/test_captured_learner.py", "tests/test_torch_iteration.py", "tests/test_served_policy.py",
 )  # fmt: skip
 
 
@@ -82,7 +82,10 @@ def build(wheels: Path | None, limit_s: float) -> None:
 def tests(_: Path | None, limit_s: float) -> None:
     """The contracts and the CUDA tests on the GPU, then the tests that need one."""
     on_gpu = {"PEARL_TEST_CUDA": DEVICE}
-    pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    # A test that hangs on the GPU cannot be interrupted: its process is ended, and the others go on.
+    hangs = ("--timeout", "120", "--timeout-method", "thread")
+    processes = str(max(1, min(14, (os.cpu_count() or 1) - 1)))
+    pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", processes, *hangs)
     # What nvcc says of resources depends on its release: that is compared where the release is pinned.
     run(*pytest, *TESTS, "-k", "(cuda or Cuda or nvrtc) and not nvcc", limit_s=limit_s, env=on_gpu)
     run(*pytest, "-m", "cuda", "tests", limit_s=limit_s, env=on_gpu)

@@ -98,8 +98,8 @@ def made(algorithm: type[Trainer], settings: Settings, **options: Any) -> tuple[
     trainers = [algorithm(OBS, space_of(algorithm), seed=3, **settings) for _ in range(2)]
     recorded = TorchLearner(trainers[0], device="cuda", **options)
     if isinstance(trainers[0], SAC | TD3):
-        assert recorded._cuda_steps is not None
-        emulated: Any = recorded._cuda_steps._graphs
+        assert recorded._device_steps is not None
+        emulated: Any = recorded._device_steps._graphs
         emulated.on_host.add(trainers[0].noise_seed.untyped_storage()._cdata)
     options.pop("capture", None)
     return *trainers, recorded, TorchLearner(trainers[1], **options)
@@ -219,7 +219,7 @@ def test_noise_differs_from_replay_to_replay(graphs: list[EmulatedGraphs]) -> No
     drawn = []
     for _ in range(8):
         learner.step(*batch_of(SAC, 0))
-        steps = learner._cuda_steps
+        steps = learner._device_steps
         assert steps is not None
         drawn.append(next(memory.inputs._tensors[1].clone() for memory in steps._memory.values()))
     assert graphs[0].replays == 5
@@ -241,7 +241,7 @@ def test_no_more_sizes_are_kept_than_a_few(graphs: list[EmulatedGraphs]) -> None
     ours, theirs, *learners = made(DQN, {"learning_rate": RATE, **SMALL})
     train_both((learners[0], learners[1]), DQN, rows=lambda step: 1 + step // 5, steps=range(200))
     assert_same_state(ours, theirs)
-    steps = learners[0]._cuda_steps
+    steps = learners[0]._device_steps
     assert steps is not None
     assert len(steps._memory) <= 16
     assert graphs[0].captures == 40
@@ -257,7 +257,7 @@ def test_columns_on_the_device_stay_there(capture: bool, sub_batches: int, graph
         tensors = {name: torch.from_numpy(column.copy()) for name, column in columns.items()}
         graphs[0].on_device |= {tensor.untyped_storage()._cdata for tensor in tensors.values()}
         assert_equal(learners[0].step(tensors, weights), learners[1].step(columns, weights))
-        steps = learners[0]._cuda_steps
+        steps = learners[0]._device_steps
         assert steps is not None
         (memory,) = steps._memory.values()
         assert [list(staging._pinned_views) for staging in memory.parts] == [[5]] * sub_batches
@@ -281,8 +281,8 @@ def test_on_a_gpu(case: str, sub_batches: int, caplog: pytest.LogCaptureFixture)
         found, expected = (learner.step(*batch_of(algorithm, step)) for learner in (recorded, as_written))
         np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-3, atol=1e-4)
     assert_same_state(*trainers, tolerance=1e-4)  # kernels may add in another order from run to run
-    assert recorded._cuda_steps is not None
-    assert len(recorded._cuda_steps._recordings) == kinds
+    assert recorded._device_steps is not None
+    assert len(recorded._device_steps._recordings) == kinds
     assert not caplog.records
 
 

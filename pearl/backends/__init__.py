@@ -16,6 +16,7 @@ from pearl.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pearl.backends.protocol import Backend, LearnerImplementation
+    from pearl.backends.torch_support import TorchSupport
 
 # Name -> the module with its BACKEND, loaded at first use. Discovery follows this order.
 TABLE: dict[str, str] = {
@@ -62,6 +63,12 @@ def backend_of(device: Device) -> Backend:
 def hosts_actors(device: Device) -> bool:
     """Whether Actors can run on the device."""
     return backend_of(device).host_rank(device) is not None
+
+
+def torch_support(device_type: str) -> TorchSupport | None:
+    """What a backend adds to torch on devices of this type (`torch.device.type`); None if none does."""
+    found = (backend.torch_support(device_type) for backend in backends())
+    return next((support for support in found if support is not None), None)
 
 
 def learners() -> Mapping[str, LearnerImplementation]:

@@ -19,6 +19,7 @@ from pearl.devices.description import Availability, Connection, Device, DeviceKi
 from pearl.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from pearl.backends.torch_support import TorchSupport
     from pearl.devices.power import PowerMeter
     from pearl.learner.protocol import Learner, RolloutLearner
     from pearl.replay.protocol import ReplayManager
@@ -333,6 +334,10 @@ class Backend:
     def device_string(self, device: Device) -> str:
         """The backend's name of the device: for a Data Storage, and for a Learner with `own_memory`."""
         return self.torch_device(device)
+
+    def torch_support(self, device_type: str) -> TorchSupport | None:
+        """What torch gets on its devices, if they are of this type of torch's (`torch.device.type`); else None."""
+        return None
 
     def policy_device(self, device: Device) -> str | None:
         """Torch's name of the device if a policy server on it may be faster than Actors on the host; else None."""

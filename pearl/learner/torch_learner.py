@@ -21,14 +21,15 @@ from pearl.algorithms.trainer import (
     policy_tensors,
     splits_batches,
 )
+from pearl.backends import torch_support
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.lazy_torch import torch
 from pearl.learner.protocol import StepResult
 from pearl.learner.trainer_learner import TrainerLearner
 
 if TYPE_CHECKING:
-    from pearl.backends.cuda.torch_iteration import TorchIteration
-    from pearl.backends.cuda.torch_steps import TorchSteps
+    from pearl.backends.torch_support import DeviceSteps
+    from pearl.learner.protocol import FusedIteration
 
 _CALLS_US = 40.0  # of a step, for each tensor that it trains; about 100 were measured on an AMD EPYC
 
@@ -85,13 +86,13 @@ class TorchLearner(TrainerLearner[TrainerLike]):
         for value in vars(trainer).values() if keep_gradients else ():
             if isinstance(value, torch.optim.Optimizer):
                 value.register_step_pre_hook(self._keep_gradients)
-        self._cuda_steps: TorchSteps | None = None
-        if self._torch_device.type == "cuda":
-            from pearl.backends.cuda.graphs import CudaGraphs
-            from pearl.backends.cuda.torch_steps import TorchSteps
-
-            graphs, captures = CudaGraphs(self._torch_device), capture and not keep_gradients
-            self._cuda_steps = TorchSteps(trainer, self._batch, graphs, sub_batches=sub_batches, capture=captures)
+        self._support = torch_support(self._torch_device.type)
+        self._device_steps: DeviceSteps | None = None
+        if self._support is not None:
+            captures = capture and not keep_gradients
+            self._device_steps = self._support.steps(
+                trainer, self._batch, self._torch_device, sub_batches=sub_batches, capture=captures
+            )
 
     least_step_us = staticmethod(least_step_us)
 
@@ -116,8 +117,8 @@ class TorchLearner(TrainerLearner[TrainerLike]):
 
         Raises TrainerError for priorities of another shape.
         """
-        if self._cuda_steps is not None:
-            priorities = self._cuda_steps.step(columns, weights)
+        if self._device_steps is not None:
+            priorities = self._device_steps.step(columns, weights)
         elif self.sub_batches > 1:
             priorities = self._step_in_parts(self._batch(*columns), weights)
         else:
@@ -134,14 +135,12 @@ class TorchLearner(TrainerLearner[TrainerLike]):
             )
         return priorities.detach()
 
-    def fused_iteration(self, replay: object, storage: object, batch_size: int) -> TorchIteration | None:
-        """Iterations whose batches stay on the GPU; None if `replay` or `storage` is elsewhere."""
-        if self._cuda_steps is None or self._gradients is not None:
+    def fused_iteration(self, replay: object, storage: object, batch_size: int) -> FusedIteration | None:
+        """Iterations whose batches stay on the device; None if `replay` or `storage` is elsewhere."""
+        if self._support is None or self._device_steps is None or self._gradients is not None:
             return None
-        from pearl.backends.cuda.torch_iteration import iteration_on
-
-        device = self._cuda_steps.device
-        return iteration_on(device, self.step_on_device, self._batch._fields, replay, storage, batch_size)
+        device, fields = self._device_steps.device, self._batch._fields
+        return self._support.iteration(device, self.step_on_device, fields, replay, storage, batch_size)
 
     def _keep_gradients(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         assert self._gradients is not None

@@ -12,6 +12,7 @@ import numpy as np
 from pearl.actors.served_policy import RESULTS, Inference, inputs_of
 from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.algorithms.trainer import SamplesActions, TrainerLike, modules_of, policy_tensors, set_evaluation_mode
+from pearl.backends import torch_support
 from pearl.error_place import described
 from pearl.errors import TrainerError
 from pearl.lazy_torch import torch
@@ -19,7 +20,7 @@ from pearl.learner.torch_learner import load_policy_weights
 from pearl.spec import FieldSpec
 
 if TYPE_CHECKING:
-    from pearl.backends.cuda.graphs import CudaGraphs, Graph
+    from pearl.backends.torch_support import Graph, Graphs
 
 logger = logging.getLogger("pearl.runtime")
 
@@ -43,7 +44,7 @@ class PolicyInference:
         device: torch.device,
         fields: Sequence[FieldSpec],
         rows: int,
-        graphs: CudaGraphs | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         modules_of(trainer)  # in torch, where the networks of a built-in algorithm may be in arrays so far
         set_evaluation_mode(trainer)
@@ -53,10 +54,8 @@ class PolicyInference:
                 f"{str(device)!r}) has some on {', '.join(sorted(wrong))}. Have its constructor move them to `device`, "
                 'or set policy_server="none".'
             )
-        if graphs is None and device.type == "cuda":
-            from pearl.backends.cuda.graphs import CudaGraphs
-
-            graphs = CudaGraphs(device)
+        if graphs is None and (support := torch_support(device.type)) is not None:
+            graphs = support.graphs(device)
         self._trainer, self._graphs, self._rows = trainer, graphs, rows
         self._shapes = {f.name: f.shape[1:] for f in fields}
         self._host = {f.name: self._on_host(f) for f in fields if f.name in (*_INPUTS, *_RESULTS)}

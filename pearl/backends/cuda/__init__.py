@@ -20,6 +20,7 @@ from pearl.devices.description import Availability, Device, DeviceKind
 from pearl.devices.power import PowerMeter
 
 if TYPE_CHECKING:
+    from pearl.backends.torch_support import TorchSupport
     from pearl.spec import ReplaySpec
 
 _MOST_STREAMS = 16
@@ -109,6 +110,12 @@ class CudaBackend(Backend):
     def torch_device(self, device: Device) -> str:
         """For example cuda:0; the host for the emulator."""
         return "cpu" if self.emulated(device) else self.device_string(device)
+
+    def torch_support(self, device_type: str) -> TorchSupport | None:
+        """CUDA graphs."""
+        from pearl.backends.cuda.torch_support import CudaTorch
+
+        return CudaTorch() if device_type == "cuda" else None
 
     def policy_device(self, device: Device) -> str | None:
         """For example cuda:0; None for the emulator."""

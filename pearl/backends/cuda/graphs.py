@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from pearl.backends.torch_support import Event, Graph
 from pearl.lazy_torch import torch
 
 T = TypeVar("T")
-
-
-class Graph(Protocol):
-    """Recorded operations."""
-
-    def replay(self) -> None:
-        """Run them again, on the same memory, on the current stream."""
-
-
-class Event(Protocol):
-    """A moment of a stream."""
-
-    def synchronize(self) -> None:
-        """Wait until the stream is there."""
 
 
 @contextlib.contextmanager

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pearl.backends.cuda.graphs import CudaGraphs, Event
+from pearl.backends.cuda.graphs import CudaGraphs
+from pearl.backends.torch_support import Event
 from pearl.lazy_torch import torch
 
 _ALIGNMENT = 256  # bytes, as torch's own allocations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from pearl.backends.cuda.device import EMULATOR
 from pearl.backends.cuda.graphs import in_order_on
 from pearl.backends.cuda.replay import CudaReplayManager
 from pearl.backends.cuda.storage import CudaDataStorage
+from pearl.backends.torch_support import Step
 from pearl.lazy_torch import torch
 from pearl.learner.torch_learner import mean_td_error
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from pearl import _device
 
 _UNREAD = 8  # iterations of which the host does not know the outcome yet, at most
-
-Step = Callable[[Sequence["torch.Tensor"], "torch.Tensor"], "torch.Tensor"]
 
 
 def iteration_on(

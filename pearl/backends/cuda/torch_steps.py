@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.trainer import Trainer, TrainerLike
 from pearl.backends.cuda.capturable_optimizers import CapturableOptimizers
-from pearl.backends.cuda.graphs import CudaGraphs, Graph
+from pearl.backends.cuda.graphs import CudaGraphs
 from pearl.backends.cuda.staging import Staging
 from pearl.backends.cuda.sub_batches import step_in_parts
 from pearl.backends.cuda.trainer_parts import AN_OPTIMIZER, BakedValues, PythonState, TrainerParts
+from pearl.backends.torch_support import Graph
 from pearl.error_place import described
 from pearl.lazy_torch import torch
 from pearl.learner.torch_learner import parts_of

@@ -22,7 +22,7 @@ class ProcessorParameters:
     sustains in a matrix product. `operation_us` is the overhead of one operation of the Learner, `request_us` that of
     one request to the Replay Manager. A CPU takes `sample_ns` and `update_ns` for one item of a request on one level of
     the tree, on one thread. A GPU takes `level_us` for a level, for any number of items, and `update_ns` for each item,
-    because all updates meet at the root. `messages_us` is the time of a host's queues in an iteration of setting 1
+    with its way from and to the host. `messages_us` is the time of a host's queues in an iteration of setting 1
     (measured: 33 us on the EPYC named below).
     """
 
@@ -45,11 +45,12 @@ class GpuParameters(ProcessorParameters):
 # of that without AVX-512; a batch of 2,048 from 1,000,000 leaves at fanout 16 (5 levels) takes 15.1 us to sample and
 # 12.9 us to update, and small requests about 0.6 us.
 CPU_PARAMETERS = ProcessorParameters(32.0, 0.5, 0.6, sample_ns=1.5, update_ns=1.3)
-# GPU: a multiprocessor has 128 lanes; a matrix product of these sizes reaches half of its peak. A launch takes the host
-# about 5 us; an operation of torch is three launches, a request is a launch and a wait. A level is two dependent loads
-# of about 100 ns each (80 to 150 cycles: Sec. 4.3.3 of the CF'22 paper). An atomic addition to one word takes about
-# 2 ns. None of these was measured for this toolkit.
-GPU_PARAMETERS = GpuParameters(128.0, 15.0, 12.0, sample_ns=0.0, update_ns=2.0, level_us=0.2)
+# GPU: this toolkit's kernels on an H100 (benchmarks/results/cuda.json and its note). The Learner's steps there (33.7 us
+# for DQN 64 x 64 batch 32, 86 for DQN 256 x 256 batch 512, 142 for TD3 and 204 for SAC 256 x 256 batch 256, 5,990 for
+# TD3 batch 32,768) give the first two numbers, by least squares of logarithms, within 35 %. A sample and an update
+# from Python take 41.1 us for 256 items and 50.3 for 1,024, of 1,000,000 at fanout 16. A level is two dependent loads
+# of about 100 ns each (80 to 150 cycles: Sec. 4.3.3 of the CF'22 paper).
+GPU_PARAMETERS = GpuParameters(36.0, 2.5, 18.0, sample_ns=0.2, update_ns=10.0, level_us=0.2)
 
 
 @dataclass(frozen=True)

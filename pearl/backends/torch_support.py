@@ -1,0 +1,80 @@
+"""What a backend adds to torch on its kind of device: steps that are recorded, and iterations that stay there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+    from pearl.algorithms.batch import Batch
+    from pearl.algorithms.trainer import TrainerLike
+    from pearl.learner.protocol import FusedIteration
+
+T = TypeVar("T")
+Step: TypeAlias = "Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]"
+
+
+class Graph(Protocol):
+    """Recorded operations."""
+
+    def replay(self) -> None:
+        """Run them again, on the same memory, on the current stream."""
+
+
+class Event(Protocol):
+    """A moment of a stream."""
+
+    def synchronize(self) -> None:
+        """Wait until the stream is there."""
+
+
+class Graphs(Protocol):
+    """A stream of a device, and what is recorded on it."""
+
+    device: torch.device
+
+    def pinned(self, size: int) -> torch.Tensor:
+        """Memory of the host, `(size,)` bytes, from which copies to the device do not block."""
+
+    def main(self) -> AbstractContextManager[None]:
+        """Run on the stream: after what the caller's stream has to do, before what follows there."""
+
+    def record(self) -> Event:
+        """The moment when the current stream has done what it has to do so far."""
+
+    def capture(self, step: Callable[[], T]) -> tuple[Graph, T]:
+        """Record what `step` does on the stream, without running it; also returns what it returned."""
+
+
+class DeviceSteps(Protocol):
+    """Training steps of a torch trainer on a device."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it trains."""
+
+    def step(self, columns: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
+        """What `update_policy` returns for a batch of `columns` with `weights`, on the host or the device."""
+
+
+class TorchSupport(Protocol):
+    """What the torch Learner and the policy server use on a type of torch's devices."""
+
+    def why_not(self, device: torch.device) -> str | None:
+        """Why torch cannot use the device; None if it can."""
+
+    def graphs(self, device: torch.device) -> Graphs:
+        """A new stream, for what is recorded there."""
+
+    def steps(
+        self, trainer: TrainerLike, batch_type: type[Batch], device: torch.device, *, sub_batches: int, capture: bool
+    ) -> DeviceSteps:
+        """Steps of `trainer`, whose tensors are on the device; recorded with `capture`."""
+
+    def iteration(
+        self, device: torch.device, step: Step, fields: Sequence[str], replay: object, storage: object, batch_size: int
+    ) -> FusedIteration | None:
+        """Iterations on the device, whose `step` takes the columns `fields`; None if replay or storage is elsewhere."""
