@@ -1,13 +1,13 @@
 """PEARL's CUDA kernels on a GPU, and what PyTorch does there with the replay on the host.
 
 The Replay Manager alone (1,000,000 slots, fanout 16): in a graph of launches, as loops launch it, and from Python with
-the arrays in the host's memory; updates in a graph repeat one batch, which then lies in the GPU's caches. Gathering
-Atari transitions from the device's memory, and from the host's, where the kernel reads them; with the launch and the
-wait, beside a copy of as many bytes. Iterations of setting 2 (sample, gather, train, update; replays of 100,000
-transitions, all filled) by the loop in C++; beside them PyTorch's eager step
-on the GPU with the native Replay Manager and Data Storage on the host, and the same iteration in torch operations
-alone in a CUDA graph, which neither publishes a policy nor draws noise. With `--compiled`, also compiled. Last, a
-network of convolutions, trained by torch.
+the arrays in the host's memory; updates in a graph repeat one batch, which then lies in the GPU's caches. Copies
+between host and device, each waited for. Gathering Atari transitions from the device's memory, and from the host's,
+where the kernel reads them; with the launch and the wait, beside a copy of as many bytes. Iterations of setting 2
+(sample, gather, train, update; replays of 100,000 transitions, all filled) by the loop in C++; beside them PyTorch's
+eager step on the GPU with the native Replay Manager and Data Storage on the host, and the same iteration in torch
+operations alone in a CUDA graph, which neither publishes a policy nor draws noise. With `--compiled`, also compiled.
+Last, a network of convolutions, trained by torch.
 `--device cuda:emulator` shows that everything works; its times mean nothing.
 """
 
@@ -40,6 +40,7 @@ SLOTS = 1_000_000
 CAPACITY = 100_000
 REPEAT_S = 0.1
 ATARI_SLOTS, ATARI_BATCH, PIXEL_BATCH = 20_000, 512, 512
+COPIED = (64, 64 << 10, 1 << 20, 64 << 20)
 CASES = (
     ("DQN", (64, 64), 32), ("DQN", (256, 256), 512), ("TD3", (256, 256), 256), ("SAC", (256, 256), 256),
     ("TD3", (256, 256), 32_768),
@@ -119,6 +120,16 @@ def gather_rows(device: str, slots: int, repeats: int) -> Iterator[Row]:
         case = f"gather {ATARI_BATCH} Atari transitions from {memory} memory"
         yield Row.of(case, "GB/s", "higher", ours, peer, theirs)
         storage.close()
+
+
+def copy_rows(device: str, sizes: tuple[int, ...], repeats: int) -> Iterator[Row]:
+    """Copies between the host and the device, from and to pinned memory and memory that is not."""
+    queue = CudaReplayManager(1, device=device).queue
+    for direction, to_device in (("to", True), ("from", False)):
+        for nbytes in sizes:
+            pinned, pageable = (queue.copy_times_us(nbytes, to_device, repeats, pinned=held) for held in (True, False))
+            case = f"copy {nbytes:,} bytes {direction} the device, pinned"
+            yield Row.of(case, "us", "lower", pinned, "not pinned", pageable)
 
 
 def iteration_rows(
@@ -260,6 +271,7 @@ def main() -> None:
     cases = tuple(Case(*case) for case in (CASES[:1] if quick else CASES))
     parts: list[Iterator[Row]] = [
         replay_rows(device, slots, repeats, launches),
+        copy_rows(device, COPIED[:2] if quick else COPIED, repeats),
         gather_rows(device, 600 if quick else ATARI_SLOTS, repeats),
         iteration_rows(device, capacity, repeats, iterations, cases, arguments.alone, arguments.compiled),
     ]
