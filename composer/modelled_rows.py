@@ -312,8 +312,12 @@ class _Roofline:
 
     def learner(self, pipeline: LearnerPipeline) -> LearnerCell:
         """All units in a row, and one update of the weights per tensor; on a CPU with the best count of threads."""
-        if self._gpu:
-            return LearnerCell(_us(self._step_us(pipeline.units, 1)), implementation=ROOFLINE_LEARNER)
+        if isinstance(p := self.parameters, GpuParameters):
+            torch = dataclasses.replace(p, flop_per_cycle=p.torch_flop_per_cycle, operation_us=p.torch_operation_us)
+            either = (self, dataclasses.replace(self, parameters=torch))
+            return LearnerCell(
+                _us(min(one._step_us(pipeline.units, 1) for one in either)), implementation=ROOFLINE_LEARNER
+            )
         cores = self.device.cores or 1
         counts = [1 << k for k in range(cores.bit_length())]
         times = {threads: self._step_us(pipeline.units, threads) for threads in counts if threads <= cores}

@@ -65,7 +65,7 @@ def hosts_actors(device: Device) -> bool:
     return backend_of(device).host_rank(device) is not None
 
 
-def torch_support(device_type: str) -> TorchSupport | None:
+def support_for_torch(device_type: str) -> TorchSupport | None:
     """What a backend adds to torch on devices of this type (`torch.device.type`); None if none does."""
     found = (backend.torch_support(device_type) for backend in backends())
     return next((support for support in found if support is not None), None)

@@ -21,7 +21,6 @@ from pearl.algorithms.trainer import (
     policy_tensors,
     splits_batches,
 )
-from pearl.backends import torch_support
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.lazy_torch import torch
 from pearl.learner.protocol import StepResult
@@ -86,7 +85,9 @@ class TorchLearner(TrainerLearner[TrainerLike]):
         for value in vars(trainer).values() if keep_gradients else ():
             if isinstance(value, torch.optim.Optimizer):
                 value.register_step_pre_hook(self._keep_gradients)
-        self._support = torch_support(self._torch_device.type)
+        from pearl.backends import support_for_torch  # which import this module's class
+
+        self._support = support_for_torch(self._torch_device.type)
         self._device_steps: DeviceSteps | None = None
         if self._support is not None:
             captures = capture and not keep_gradients

@@ -12,7 +12,7 @@ import numpy as np
 from pearl.actors.served_policy import RESULTS, Inference, inputs_of
 from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.algorithms.trainer import SamplesActions, TrainerLike, modules_of, policy_tensors, set_evaluation_mode
-from pearl.backends import torch_support
+from pearl.backends import support_for_torch
 from pearl.error_place import described
 from pearl.errors import TrainerError
 from pearl.lazy_torch import torch
@@ -54,7 +54,7 @@ class PolicyInference:
                 f"{str(device)!r}) has some on {', '.join(sorted(wrong))}. Have its constructor move them to `device`, "
                 'or set policy_server="none".'
             )
-        if graphs is None and (support := torch_support(device.type)) is not None:
+        if graphs is None and (support := support_for_torch(device.type)) is not None:
             graphs = support.graphs(device)
         self._trainer, self._graphs, self._rows = trainer, graphs, rows
         self._shapes = {f.name: f.shape[1:] for f in fields}

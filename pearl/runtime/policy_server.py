@@ -17,7 +17,7 @@ from pearl.actors.child_process import ChildProcess
 from pearl.actors.report import Report
 from pearl.actors.served_policy import RESULTS, Inference, InferenceQueue, PolicyService, inputs_of
 from pearl.actors.shared_warnings import SharedWarnings
-from pearl.backends import torch_support
+from pearl.backends import support_for_torch
 from pearl.errors import ConfigurationError, PearlError, PolicyServerError, QueueClosedError
 from pearl.ipc.queues import Bell, WeightSyncQueue
 from pearl.lazy_torch import torch
@@ -148,7 +148,7 @@ def make_server(setup: ServerSetup, queues: Sequence[InferenceQueue], wsq: Weigh
 
 def _checked_device(name: str) -> torch.device:
     device = torch.device(name)
-    support = torch_support(device.type)
+    support = support_for_torch(device.type)
     if support is not None and (reason := support.why_not(device)) is not None:
         raise ConfigurationError(f"policy_server={name!r} cannot be used here: {reason}.")
     return device

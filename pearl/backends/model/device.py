@@ -37,7 +37,13 @@ class ProcessorParameters:
 
 @dataclass(frozen=True)
 class GpuParameters(ProcessorParameters):
-    """Parameters of a GPU, which works while the host launches the next operation."""
+    """Parameters of a GPU, which works while the host launches the next operation.
+
+    The Learner is this toolkit's or torch's, whichever is faster: torch's operations have other overheads, and cuBLAS.
+    """
+
+    torch_flop_per_cycle: float = 110.0
+    torch_operation_us: float = 11.0
 
 
 # CPU: this toolkit's kernels on one core of a 2-core AMD EPYC with AVX-512 (benchmarks/results): a DQN step of 64 x 64,
@@ -47,9 +53,10 @@ class GpuParameters(ProcessorParameters):
 CPU_PARAMETERS = ProcessorParameters(32.0, 0.5, 0.6, sample_ns=1.5, update_ns=1.3)
 # GPU: this toolkit's kernels on an H100 (benchmarks/results/cuda.json and its note). The Learner's steps there (33.7 us
 # for DQN 64 x 64 batch 32, 86 for DQN 256 x 256 batch 512, 142 for TD3 and 204 for SAC 256 x 256 batch 256, 5,990 for
-# TD3 batch 32,768) give the first two numbers, by least squares of logarithms, within 35 %. A sample and an update
-# from Python take 41.1 us for 256 items and 50.3 for 1,024, of 1,000,000 at fanout 16. A level is two dependent loads
-# of about 100 ns each (80 to 150 cycles: Sec. 4.3.3 of the CF'22 paper).
+# TD3 batch 32,768) give the first two numbers, by least squares of logarithms, within 35 %; those of torch in a CUDA
+# graph (177, 303, 427, 686 and 2,510) the two of torch, within 35 %. A sample and an update from Python take 41.1 us
+# for 256 items and 50.3 for 1,024, of 1,000,000 at fanout 16. A level is two dependent loads of about 100 ns each (80
+# to 150 cycles: Sec. 4.3.3 of the CF'22 paper).
 GPU_PARAMETERS = GpuParameters(36.0, 2.5, 18.0, sample_ns=0.2, update_ns=10.0, level_us=0.2)
 
 
