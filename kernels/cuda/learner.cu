@@ -320,9 +320,11 @@ PEARL_DEVICE void move_tile(const Context& c, const Tile& tile, const TileBlock&
     for_gradients(c, tile, block, move);
 }
 
-// The sum over all work-groups' sums of one kind, `float Sums::* which`; the block's threads share it.
-PEARL_DEVICE float total_of(const Context& c, const TileBlock& block, float Sums::* which) {
-  float total = 0.0f;
+// The sum over all work-groups' sums of one kind, `float Sums::* which`; the block's threads share it. Not a number if one
+// of them gives `failed`.
+PEARL_DEVICE float total_of(const Context& c, const TileBlock& block, float Sums::* which, bool failed = false) {
+  constexpr std::uint32_t kNotANumber = 0x7FC00000;
+  float total = failed ? std::bit_cast<float>(kNotANumber) : 0.0f;
   for (int g = block.thread; g < c.groups; g += block.threads) total += c.sums[g].*which;
   return sum(block.place, total);
 }
@@ -372,6 +374,7 @@ PEARL_LEARNER_KERNEL pearl_run_tape(const Context* context, const Instruction* t
   for (int index = 0; index < count; ++index) {
     // In registers: after stores to the arena it would be loaded again.
     const Instruction i = index < kHeldInstructions ? instructions[index] : tape[index];
+    // Nothing may leave the loop's body before the barrier: the halves of a warp would come to it one after another.
     run_instruction(lane, i, step, scored);
     pearl::device::cluster_barrier();
   }
@@ -406,8 +409,9 @@ PEARL_LEARNER_KERNEL pearl_move_weights(const Context* context, const Tile* tile
   const Tile tile = tiles[place.group];
   const StepArguments step = numbers->moves[policy];
   Outcome& outcome = *c.outcome;
-  if (outcome.failure != 0) return;
-  const float loss = total_of(c, block, policy ? &Sums::policy_loss : &Sums::loss);
+  // Another block may note a failure meanwhile: all threads of this one must agree on it.
+  const bool failed = outcome.failure != 0;
+  const float loss = total_of(c, block, policy ? &Sums::policy_loss : &Sums::loss, failed);
   if (!healthy(c, loss)) return;
   float factor = 1.0f, norm = 0.0f;
   if (c.max_grad_norm > 0.0f) {

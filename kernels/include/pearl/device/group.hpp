@@ -98,8 +98,7 @@ PEARL_DEVICE unsigned cluster_size() {
 }
 PEARL_DEVICE void cluster_barrier() {
   if (cluster_size() == 1) return __syncthreads();
-  // Not `aligned`: the threads of a warp may come one after another.
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 #else
 PEARL_DEVICE unsigned cluster_rank() { return 0; }

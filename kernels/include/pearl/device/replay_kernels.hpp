@@ -1,7 +1,7 @@
 // The Replay Manager on parallel devices: its memory, and one work-group's operations on it. Host code only sees the memory.
 //
 // One work-group handles a batch of any size: results that depend on the whole batch (its least leaf, whether it is
-// valid, the next level of sums) need a barrier, not another launch. Only 32-bit atomics are used: every device has them.
+// valid, the next level of sums) need a barrier, not another launch. Only 32-bit atomics are used here: every device has them.
 // Priorities are handled as bits of floats, so that none is flushed to zero.
 #pragma once
 
