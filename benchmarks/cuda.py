@@ -31,6 +31,7 @@ from pearl.algorithms import DQN
 from pearl.backends.cuda.device import EMULATOR
 from pearl.backends.cuda.learner import CudaLearner
 from pearl.backends.cuda.replay import CudaReplayManager
+from pearl.backends.cuda.runtime import open_cuda
 from pearl.backends.cuda.storage import CudaDataStorage
 from pearl.learner.torch_learner import TorchLearner
 from pearl.replay import DataStorage, make_replay_manager
@@ -124,7 +125,7 @@ def gather_rows(device: str, slots: int, repeats: int) -> Iterator[Row]:
 
 def copy_rows(device: str, sizes: tuple[int, ...], repeats: int) -> Iterator[Row]:
     """Copies between the host and the device, from and to pinned memory and memory that is not."""
-    queue = CudaReplayManager(1, device=device).queue
+    queue = open_cuda(device).queue
     for direction, to_device in (("to", True), ("from", False)):
         for nbytes in sizes:
             pinned, pageable = (queue.copy_times_us(nbytes, to_device, repeats, pinned=held) for held in (True, False))

@@ -11,7 +11,7 @@ from pearl.errors import EnvError, PolicyServerError
 from pearl.spec import ActorSpec
 
 _WORTH_IT = 1.05  # a gain below this is not told from noise
-_LEAST_ROUND_TRIP_US = 30.0  # two processes wake each other, and a GPU starts and ends its work
+_LEAST_ROUND_TRIP_US = 30.0  # estimated: two processes wake each other, and a GPU starts and ends its work
 
 
 class ActorTimes(Protocol):

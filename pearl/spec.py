@@ -54,7 +54,7 @@ OBSERVATION_STATISTICS, RETURN_STATISTICS = "observation_statistics", "return_st
 
 EPSILON_MIN = 1e-30  # of priorities: far above subnormal floats, which some devices treat as zero
 _LATE = 10**15  # a step after the end of every schedule
-_POLICY_SERVER = re.compile(r"none|cpu|cuda(:[0-9]{1,3})?")
+_TORCH_DEVICE = re.compile(r"[a-z]+(:[0-9]{1,3})?")
 
 
 def _require(condition: bool, message: str) -> None:
@@ -578,7 +578,7 @@ class ActorSpec:
         )
         _check_nodes("actors", self.nodes, self.count)
         _require(
-            isinstance(self.policy_server, str) and bool(_POLICY_SERVER.fullmatch(self.policy_server)),
+            isinstance(self.policy_server, str) and bool(_TORCH_DEVICE.fullmatch(self.policy_server)),
             'policy_server of actors must be "none", a device such as "cuda:0" or "cpu", or "auto" for the composer to '
             f"choose; found {self.policy_server!r}.",
         )

@@ -102,6 +102,13 @@ def test_actor_critic_gradients_are_those_of_float64(
 # --- as a GPU would run it --------------------------------------------------------------------------------------------
 
 
+def assert_steps_alike(ours: Any, theirs: Any, obs: int, steps: int) -> None:
+    """Two Learners of an actor-critic give the same priorities in every step."""
+    for seed in range(steps):
+        found, expected = (learner.step(*actions_batch(seed, 50, obs, 3)) for learner in (ours, theirs))
+        np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-4, atol=1e-4)
+
+
 @contextmanager
 def cut_as_on_a_gpu() -> Iterator[None]:
     """Learners share neurons among eight slices of a work-group, and wide matrices among work-groups."""
@@ -139,9 +146,7 @@ def test_training_is_the_same_as_a_gpu_would_share_the_work(algorithm: type[Trai
     with cut_as_on_a_gpu():
         shared = SyclLearner(ours)
     alone = SyclLearner(theirs)
-    for seed in range(20):
-        found, expected = (learner.step(*actions_batch(seed, 50, 100, 3)) for learner in (shared, alone))
-        np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-4, atol=1e-4)
+    assert_steps_alike(shared, alone, obs=100, steps=20)
     assert_alike(ours, theirs, 1e-4)
 
 
@@ -197,9 +202,7 @@ def test_critics_and_actors_train_alike_however_blocks_share_the_work(algorithm:
     with cut_for_threads(slices):
         shared = CudaEmulatedLearner(ours)
     alone = CudaEmulatedLearner(theirs)
-    for seed in range(4):
-        found, expected = (learner.step(*actions_batch(seed, 50, 11, 3)) for learner in (shared, alone))
-        np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-4, atol=1e-4)
+    assert_steps_alike(shared, alone, obs=11, steps=4)
     assert_alike(ours, theirs, 1e-4)
 
 

@@ -297,7 +297,14 @@ def test_a_stated_device_that_is_not_there_is_told_when_composing(csv_pair: CsvP
         composer.run()
 
 
-@pytest.mark.parametrize("place", ["gpu", "cuda:x", "", None, "cuda:1234"])
+@pytest.mark.parametrize("place", ["gpu", "tpu:0", "auto"])
+def test_a_device_that_no_backend_knows_is_refused(place: str) -> None:
+    actors = ActorSpec("CartPole-v1", policy_server=place)
+    with pytest.raises(ConfigurationError, match=f"a device that a backend knows, .* found '{place}'"):
+        policy_server.check_served(actors, object())
+
+
+@pytest.mark.parametrize("place", ["GPU", "cuda:x", "", None, "cuda:1234"])
 def test_a_place_that_is_no_device_is_refused(place: Any) -> None:
     with pytest.raises(ConfigurationError, match='must be "none", a device such as "cuda:0"'):
         ActorSpec("CartPole-v1", policy_server=place)

@@ -244,9 +244,16 @@ void CudaQueue::enqueue(const Kernel& kernel, const LaunchShape& shape, const Ar
   for (std::size_t i = 0; i < count; ++i) pointers[i] = const_cast<const void**>(&arguments[i].pointer);
   const auto cluster = static_cast<unsigned>(shape.cluster);
   const cuda::LaunchAttribute clustered{cuda::kClusterDimension, {cluster, 1, 1}};
-  const cuda::LaunchConfig config{static_cast<unsigned>(shape.groups) * cluster, 1, 1,
-                                  static_cast<unsigned>(shape.lanes), static_cast<unsigned>(shape.rows), 1, 0,
-                                  recording_here ? recording_stream : stream_, &clustered, cluster > 1 ? 1u : 0u};
+  const cuda::LaunchConfig config{static_cast<unsigned>(shape.groups) * cluster,
+                                  1,
+                                  1,
+                                  static_cast<unsigned>(shape.lanes),
+                                  static_cast<unsigned>(shape.rows),
+                                  1,
+                                  0,
+                                  recording_here ? recording_stream : stream_,
+                                  &clustered,
+                                  cluster > 1 ? 1u : 0u};
   const Current current(device_->context, name());
   cuda::check(cuda::driver().cuLaunchKernelEx(&config, static_cast<const CudaKernel&>(kernel).function, pointers.data(),
                                               nullptr),
@@ -258,13 +265,8 @@ std::size_t CudaQueue::most_cluster() const {
   return device_->major >= 9 ? kPortable : 1;
 }
 
-// As many as leave half of the multiprocessors free: on an H100, with all of them a step of TD3 took 1.4 times as long.
-std::size_t CudaQueue::cluster_of(std::size_t groups, std::size_t most) const {
-  const std::size_t blocks = static_cast<std::size_t>(device_->multiprocessors) / 2;
-  std::size_t cluster = 1;
-  while (2 * cluster <= std::min(most, most_cluster()) && 2 * cluster * groups <= blocks) cluster *= 2;
-  return cluster;
-}
+// Half of the multiprocessors: on an H100, with a block on each of them a step of TD3 took 1.4 times as long.
+std::size_t CudaQueue::most_clustered() const { return static_cast<std::size_t>(device_->multiprocessors) / 2; }
 
 std::unique_ptr<const Recording> CudaQueue::recorded(const std::function<void()>& work) {
   const cuda::Driver& driver = cuda::driver();

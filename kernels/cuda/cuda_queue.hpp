@@ -31,7 +31,6 @@ class CudaQueue final : public DeviceQueue {
   // Compiles kernels/cuda/<stem>.cu.
   std::shared_ptr<const Kernels> compile(const std::string& stem, const std::vector<std::string>& kernels,
                                          const std::vector<std::string>& options = {}) override;
-  std::size_t cluster_of(std::size_t groups, std::size_t most) const override;
   std::size_t most_cluster() const override;
   bool records() const override { return true; }
   void copy_async(const void* from, void* to, std::size_t bytes) override;
@@ -41,6 +40,7 @@ class CudaQueue final : public DeviceQueue {
   bool reaches(const void* data) const override;
 
  private:
+  std::size_t most_clustered() const override;
   void enqueue(const Kernel& kernel, const LaunchShape& shape, const Argument* arguments, std::size_t count) override;
   std::unique_ptr<const Recording> recorded(const std::function<void()>& work) override;  // a CUDA graph
   void enqueue(const Recording& recording) override;

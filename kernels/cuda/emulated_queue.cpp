@@ -46,13 +46,6 @@ std::shared_ptr<const Kernels> EmulatedQueue::compile(const std::string& stem, c
   return std::make_shared<const Kernels>(std::move(found));
 }
 
-// As if it had 4 multiprocessors.
-std::size_t EmulatedQueue::cluster_of(std::size_t groups, std::size_t most) const {
-  std::size_t cluster = 1;
-  while (2 * cluster <= std::min(most, most_cluster()) && 2 * cluster * groups <= most_groups()) cluster *= 2;
-  return cluster;
-}
-
 void EmulatedQueue::enqueue(const Kernel& kernel, const LaunchShape& shape, const Argument* arguments,
                             std::size_t count) {
   if (recording_here) {

@@ -24,7 +24,6 @@ class EmulatedQueue final : public DeviceQueue {
   std::shared_ptr<const Kernels> compile(const std::string& stem, const std::vector<std::string>& kernels,
                                          const std::vector<std::string>& options = {}) override;
   bool records() const override { return true; }
-  std::size_t cluster_of(std::size_t groups, std::size_t most) const override;
   std::size_t most_cluster() const override { return emulator::kMostCluster; }
   void copy_async(const void* from, void* to, std::size_t bytes) override { copy(from, to, bytes); }
   void copy(const void* from, void* to, std::size_t bytes) override;
@@ -40,6 +39,7 @@ class EmulatedQueue final : public DeviceQueue {
   };
 
   void refuse_while_recording() const;
+  std::size_t most_clustered() const override { return 4; }
   void enqueue(const Kernel& kernel, const LaunchShape& shape, const Argument* arguments, std::size_t count) override;
   std::unique_ptr<const Recording> recorded(const std::function<void()>& work) override;
   void enqueue(const Recording& recording) override;

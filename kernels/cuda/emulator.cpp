@@ -196,7 +196,8 @@ void run_cluster(std::size_t group, const device::LaunchShape& shape, Order orde
     for (std::size_t first = 0; first < current.threads; first += current.block_threads) {
       const std::size_t end = first + current.block_threads;
       released |= release_all(first, end, State::at_barrier);
-      for (std::size_t warp = first; warp < end; warp += kWarp) released |= release_shuffle(warp, std::min(warp + kWarp, end));
+      for (std::size_t warp = first; warp < end; warp += kWarp)
+        released |= release_shuffle(warp, std::min(warp + kWarp, end));
     }
     if (!released)
       throw DeviceError("A kernel's threads wait for each other forever: of " + std::to_string(current.threads) +

@@ -57,7 +57,13 @@ def why_not_served(trainer: object, rollout: RolloutSpec | None = None) -> str |
 
 
 def check_served(actors: ActorSpec, trainer: object, rollout: RolloutSpec | None = None) -> None:
-    """Raise ConfigurationError if `actors` want a policy server, and it cannot serve the trainer."""
+    """Raise ConfigurationError if `actors` want a policy server on no known device, or it cannot serve the trainer."""
+    kind = actors.policy_server.partition(":")[0]
+    if actors.is_served and kind != "cpu" and support_for_torch(kind) is None:
+        raise ConfigurationError(
+            'policy_server of actors must be "none", "cpu", or a device that a backend knows, such as "cuda:0"; found '
+            f"{actors.policy_server!r}."
+        )
     if actors.is_served and (reason := why_not_served(trainer, rollout)) is not None:
         raise ConfigurationError(
             f"policy_server={actors.policy_server!r} does not support {reason}. Leave it out, or set it to "

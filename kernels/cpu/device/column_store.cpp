@@ -64,8 +64,9 @@ void ColumnStore::require_open() const {
 
 void ColumnStore::launch(const RowCopy* copies, const std::int64_t* from_rows, std::size_t to_first,
                          std::size_t to_rows, std::size_t count) {
-  queue_->launch((*kernels_)["pearl_copy_rows"], copying_groups(count), queue_->lanes(count * total_bytes_ / sizeof(std::uint32_t)),
-                 copies, static_cast<std::uint32_t>(row_bytes_.size()), from_rows, std::uint64_t{to_first},
+  queue_->launch((*kernels_)["pearl_copy_rows"], copying_groups(count),
+                 queue_->lanes(count * total_bytes_ / sizeof(std::uint32_t)), copies,
+                 static_cast<std::uint32_t>(row_bytes_.size()), from_rows, std::uint64_t{to_first},
                  std::uint64_t{to_rows}, std::uint64_t{count});
 }
 

@@ -483,7 +483,8 @@ static std::size_t widest_of(const LearnerModel& model) {
 // of sums too, 4.
 static int slices_of(std::size_t widest, bool threads) {
   const std::size_t neurons = threads ? 4 : 8, most = threads ? kBlockRows : kMostSlices;
-  return static_cast<int>(std::clamp<std::size_t>(std::bit_ceil((widest + neurons - 1) / neurons), threads ? 2 : 8, most));
+  return static_cast<int>(
+      std::clamp<std::size_t>(std::bit_ceil((widest + neurons - 1) / neurons), threads ? 2 : 8, most));
 }
 
 DeviceLearner::DeviceLearner(std::shared_ptr<DeviceQueue> queue, LearnerModel model, LearnerCut cut)
@@ -499,10 +500,11 @@ DeviceLearner::DeviceLearner(std::shared_ptr<DeviceQueue> queue, LearnerModel mo
   if (cut_.columns_per_tile == 0) cut_.columns_per_tile = queue_->is_cpu() ? kWholeRows : threads ? 32 : 64;
   const int least = threads ? 2 : 1;  // whole warps
   const int most = threads ? kBlockRows * static_cast<int>(queue_->most_cluster()) : kMostSlices;
-  if (cut_.slices < least || cut_.slices > most || cut_.columns_per_tile < kLanes || cut_.columns_per_tile % kLanes != 0)
-    throw LearnerError("A step takes " + std::to_string(least) + " to " + std::to_string(most) + " slices and tiles of a multiple of " +
-                       std::to_string(kLanes) + " columns; found " + std::to_string(cut_.slices) + " and " +
-                       std::to_string(cut_.columns_per_tile) + ".");
+  if (cut_.slices < least || cut_.slices > most || cut_.columns_per_tile < kLanes ||
+      cut_.columns_per_tile % kLanes != 0)
+    throw LearnerError("A step takes " + std::to_string(least) + " to " + std::to_string(most) +
+                       " slices and tiles of a multiple of " + std::to_string(kLanes) + " columns; found " +
+                       std::to_string(cut_.slices) + " and " + std::to_string(cut_.columns_per_tile) + ".");
   if (threads) {
     rows_of_block_ = std::min(cut_.slices, kBlockRows);
     cluster_ = static_cast<std::size_t>(cut_.slices / rows_of_block_);
@@ -563,8 +565,7 @@ void DeviceLearner::build(std::size_t rows) {
   if (rows < 1) throw LearnerError("A batch needs at least one transition.");
   const std::size_t groups = (rows + kLanes - 1) / kLanes;
   std::vector<Plan> plans(model_.networks.begin(), model_.networks.end());
-  Builder builder{model_, settings_, std::move(plans), groups * kLanes, cut_.columns_per_tile,
-                  queue_->team() > 1};
+  Builder builder{model_, settings_, std::move(plans), groups * kLanes, cut_.columns_per_tile, queue_->team() > 1};
   std::vector<Program> programs;
   if (model_.actor_critic)
     programs = builder.actor_critic();
@@ -632,7 +633,8 @@ void DeviceLearner::run(const Phase& phase, Which which, std::size_t place) {
   const tape::StepNumbers* const numbers = &arguments->steps[place];
   const int policy = which == kActor;
   queue_->launch_shape((*kernels_)["pearl_run_tape"], {groups_, slices, kLanes, cluster_}, context,
-                       static_cast<const Instruction*>(phase.tape.data()), static_cast<int>(phase.tape.size()), numbers);
+                       static_cast<const Instruction*>(phase.tape.data()), static_cast<int>(phase.tape.size()),
+                       numbers);
   const Tile* tiles = phase.tiles.data();
   const std::size_t columns = cut_.slices > 1 ? static_cast<std::size_t>(cut_.columns_per_tile) / kLanes : 1;
   const std::size_t rows = threads ? slices : std::min<std::size_t>(columns, kMostSlices);
@@ -648,8 +650,8 @@ void DeviceLearner::launch(std::size_t place) {
   run(phases_[1], kActor, place);
   if (!has_temperature()) return;
   const Arguments* const arguments = arguments_.there();
-  queue_->launch_rows((*movers_[kTemperature])["pearl_move_temperature"], 1, rows_of_block_, kLanes, &arguments->context,
-                      &arguments->optimizers[kTemperature], &arguments->steps[place]);
+  queue_->launch_rows((*movers_[kTemperature])["pearl_move_temperature"], 1, rows_of_block_, kLanes,
+                      &arguments->context, &arguments->optimizers[kTemperature], &arguments->steps[place]);
 }
 
 DeviceLearner::Kind DeviceLearner::kind(std::size_t count) const {

@@ -44,6 +44,12 @@ void DeviceQueue::settle() {
   }
 }
 
+std::size_t DeviceQueue::cluster_of(std::size_t groups, std::size_t most) const {
+  std::size_t cluster = 1;
+  while (2 * cluster <= std::min(most, most_cluster()) && 2 * cluster * groups <= most_clustered()) cluster *= 2;
+  return cluster;
+}
+
 std::string gigabytes(std::size_t bytes) {
   const double amount = static_cast<double>(bytes) / 1e9;
   std::ostringstream text;

@@ -96,7 +96,6 @@ SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t ca
   slots_ = {*queue_, capacity_, Placement::device};
   progress_ = {*queue_, 1};
   draws_ = {*queue_, kMostAhead};
-  own_draw_ = {*queue_, 1};
   refusals_ = {*queue_, 2, Placement::pinned};
   applied_ = {*queue_, 1, Placement::pinned};
   device_memory_ = {*queue_, 1, Placement::device};
@@ -233,14 +232,7 @@ void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices
   const std::lock_guard lock(mutex_);
   begin_sample(count, beta);
   if (host_batch_.room() < count) host_batch_ = {*queue_, count, Placement::pinned};
-  const Draw draw = next_draw(count, beta);
-  if (queue_->team() > 1) {
-    launch_sampling(host_batch_, count, {nullptr, draw}, nullptr, kAlways);
-  } else {
-    own_draw_[0] = draw;
-    own_draw_.send(*queue_, 0, 1);
-    launch_sampling(host_batch_, count, {own_draw_.there(), draw}, nullptr, kAlways);
-  }
+  launch_sampling(host_batch_, count, {nullptr, next_draw(count, beta)}, nullptr, kAlways);
   last_ = {&host_batch_, count, static_cast<std::uint32_t>(known_.counters.inserts)};
   queue_->wait();
   std::copy_n(host_batch_.indices(), count, indices);
@@ -310,7 +302,8 @@ void SumTreeReplay::launch_sampling(const BatchMemory& batch, std::size_t count,
   }
   const bool together = store != nullptr && store->fit_one_group(count);
   queue_->launch((*kernels_)["pearl_sample_rows"], 1, queue_->lanes(count), device_memory_.data(), batch.arrays(),
-                 std::uint64_t{count}, stratum, draw.there, copies, together ? columns : 0, failure);
+                 std::uint64_t{count}, stratum, draw.there, draw.own.call, draw.own.beta_q28, copies,
+                 together ? columns : 0, failure);
   if (store != nullptr && !together) store->launch_gather(batch.indices(), count);
 }
 
@@ -354,8 +347,9 @@ void SumTreeReplay::launch_update(const std::int64_t* indices, const float* prio
   require_open();
   check_count(count, kDevice);
   if (!prioritized_) return;
-  queue_->launch((*kernels_)["pearl_update"], 1, writing_lanes(count), device_memory_.data(), indices, priorities, generations,
-                 std::uint64_t{count}, refusals_.data() + 1, static_cast<std::uint64_t*>(nullptr), failure);
+  queue_->launch((*kernels_)["pearl_update"], 1, writing_lanes(count), device_memory_.data(), indices, priorities,
+                 generations, std::uint64_t{count}, refusals_.data() + 1, static_cast<std::uint64_t*>(nullptr),
+                 failure);
 }
 
 void SumTreeReplay::launch(const Recording& recording) {

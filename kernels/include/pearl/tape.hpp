@@ -64,7 +64,7 @@ struct Tile {
   std::int32_t slopes;          // features of the arena where the neurons' slopes begin
   std::int32_t rows_stride;
   std::int32_t pad = 0;
-  std::int64_t rows;            // of the layer's input; where lanes are threads, features of the arena
+  std::int64_t rows;  // of the layer's input; where lanes are threads, features of the arena
   std::int64_t weight, bias;
 };
 

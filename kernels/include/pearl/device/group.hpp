@@ -56,7 +56,7 @@ using Atomic = sycl::atomic_ref<T, sycl::memory_order::relaxed, sycl::memory_sco
 // PEARL_KERNEL_OF: by blocks of at most so many threads. PEARL_SHARED: memory of a block, not initialised.
 #ifdef PEARL_CUDA_ON_HOST
 #define PEARL_KERNEL_OF(threads) static void
-#define PEARL_SHARED(Type, name)                                              \
+#define PEARL_SHARED(Type, name)                                            \
   static thread_local Type name##_of_blocks[pearl::emulator::kMostCluster]; \
   Type& name = name##_of_blocks[pearl::emulator::here->rank]
 #else

@@ -176,7 +176,7 @@ class DeviceLearner {
   std::shared_ptr<const Kernels> kernels_;
   std::shared_ptr<const Kernels> movers_[3];  // compiled for each optimizer's rule
   LearnerCut cut_;
-  int rows_of_block_ = 1;              // and how many blocks run a tape together, and at most; 0: given
+  int rows_of_block_ = 1;  // and how many blocks run a tape together, and at most; 0: given
   std::size_t cluster_ = 1, most_cluster_ = 0;
   std::size_t rows_ = 0, groups_ = 0;
   std::uint64_t build_ = 0;

@@ -114,23 +114,15 @@ PEARL_DEVICE void elementwise(const Lane& lane, const Instruction& i) {
     const float x = lane.at(i.in + (i.in_width == 1 ? 0 : f))[0];
     float value = 0.0f;
     switch (i.operation) {
-      case Operation::relu:
-        value = activated(x, Activation::relu);
-        break;
-      case Operation::tanh:
-        value = math::tanh(x);
-        break;
-      case Operation::combine:
-        value = x + i.scalar * lane.at(i.other + (i.other_width == 1 ? 0 : f))[0];
-        break;
+      case Operation::relu: value = activated(x, Activation::relu); break;
+      case Operation::tanh: value = math::tanh(x); break;
+      case Operation::combine: value = x + i.scalar * lane.at(i.other + (i.other_width == 1 ? 0 : f))[0]; break;
       case Operation::slope_activation: {
         const float slope = *y;
         value = i.activation == Activation::relu ? (x > 0.0f ? slope : 0.0f) : slope * (1.0f - x * x);
         break;
       }
-      case Operation::slope_relu:
-        value = lane.at(i.other + f)[0] > 0.0f ? x : 0.0f;
-        break;
+      case Operation::slope_relu: value = lane.at(i.other + f)[0] > 0.0f ? x : 0.0f; break;
       case Operation::slope_tanh: {
         const float there = lane.at(i.other + f)[0];
         value = x * (1.0f - there * there);

@@ -107,10 +107,9 @@ class DeviceQueue {
     if (!recording_here) ++launches_;
     enqueue(kernel, shape, list, sizeof...(arguments));
   }
-  // How many blocks are best for each of `groups` work-groups that share no work: a power of two, at most `most`. 1 where
-  // blocks cannot wait for each other.
-  virtual std::size_t cluster_of(std::size_t, std::size_t) const { return 1; }
-  // The most of them that a launch may have.
+  // How many blocks are best for each of `groups` work-groups that share no work: a power of two, at most `most`.
+  std::size_t cluster_of(std::size_t groups, std::size_t most) const;
+  // The most of them that a launch may have; 1 where blocks cannot wait for each other.
   virtual std::size_t most_cluster() const { return 1; }
   // Whether record() pays here: a recording costs the host one launch.
   virtual bool records() const { return false; }
@@ -149,6 +148,8 @@ class DeviceQueue {
  protected:
   virtual void enqueue(const Kernel& kernel, const LaunchShape& shape, const Argument* arguments,
                        std::size_t count) = 0;
+  // The most blocks that are worth it in all clusters of a launch.
+  virtual std::size_t most_clustered() const { return 1; }
   // While `work` runs, recording_here holds.
   virtual std::unique_ptr<const Recording> recorded(const std::function<void()>& work);
   virtual void enqueue(const Recording& recording);

@@ -291,7 +291,7 @@ PEARL_DEVICE void refuse(const ReplayMemory& replay, const Place& place, const s
 
 // What an update has counted.
 struct Updated {
-  std::uint32_t highest;          // finite priority
+  std::uint32_t highest;           // finite priority
   std::uint64_t applied_infinite;  // upper half: items applied; lower half: how many of these are infinite
 };
 
@@ -306,10 +306,11 @@ PEARL_DEVICE void note_update(ReplayProgress& progress, std::uint64_t count, con
   if (updated.highest > progress.max_priority) progress.max_priority = updated.highest;
 }
 
-// The last of duplicates wins. `generations` may be null: none is stale. An update that is refused changes nothing.
+// Where lanes are parts of vectors. The last of duplicates wins. `generations` may be null: none is stale. An update that is refused
+// changes nothing.
 PEARL_DEVICE void update(const ReplayMemory& replay, const Place& place, const std::int64_t* indices,
-                   const std::uint32_t* priorities, const std::uint32_t* generations, std::uint64_t count,
-                   UpdateRefusal& refusal, std::uint64_t* reply) {
+                         const std::uint32_t* priorities, const std::uint32_t* generations, std::uint64_t count,
+                         UpdateRefusal& refusal, std::uint64_t* reply) {
   const auto fresh = [&](std::uint64_t i, std::uint64_t slot) {
     return generations == nullptr || generations[i] == replay.slots[slot].generation;
   };

@@ -145,7 +145,6 @@ class SumTreeReplay final : public ReplayOperations {
   DeviceArray<std::uint64_t> applied_;    // pinned: by update()
   PassedArray<Draw> draws_;
   std::size_t prepared_ = 0;              // of draws_, since check()
-  PassedArray<Draw> own_draw_;            // of sample(), where kernels draw alone
   ReplayMemory memory_{};
   DeviceArray<ReplayMemory> device_memory_;
   BatchMemory host_batch_;  // of sample(): kernels write it to pinned memory
