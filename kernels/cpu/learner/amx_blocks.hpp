@@ -29,6 +29,12 @@ PEARL_AMX_INLINE __m512i ones(__mmask16 even, __mmask16 odd) {
   return _mm512_mask_or_epi32(lower, odd, lower, _mm512_set1_epi32(0x3F800000));
 }
 
+// Adds the product of two tiles to a third: the intrinsic takes no numbers of a template.
+template <int To, int Left, int Right>
+PEARL_AMX_INLINE void multiply_tiles() {
+  asm volatile("tdpbf16ps\t%%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(To), "i"(Left), "i"(Right));
+}
+
 inline __mmask16 first_lanes(std::size_t count) {
   return static_cast<__mmask16>(count >= kLanes ? 0xFFFFu : (1u << count) - 1);
 }
@@ -208,6 +214,21 @@ inline void copy_weights(const float* a, std::ptrdiff_t row, std::ptrdiff_t colu
 
 template <std::size_t Parts>
 void square_gradient(const LayerGradient& gradient);
+
+// The signs of a layer's results, half a panel's 2 * 64 numbers behind the one before; its weights; and, for each output,
+// where the product of its weights and of the sums of x times slopes goes, before those are multiplied by the weight of
+// the single output behind.
+struct SignedLayer {
+  const std::uint16_t* signs;
+  const float* weights;
+  float* products;
+};
+// Behind a single output, with signs in the place of gates. The bias has no gradient here.
+template <std::size_t Parts>
+void gradient_of_signs(const LayerGradient& gradient, const SignedLayer& layer);
+
+template <std::size_t Parts>
+void single_output(const SingleOutput& single);
 
 // One thread's memory for split factors: grows to what the largest product needs.
 std::uint16_t* memory(std::size_t numbers);

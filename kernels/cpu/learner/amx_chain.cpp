@@ -28,12 +28,6 @@ enum class Ending { rectified, gated, any };
 
 bool is_rectified(const Gemm& g) { return g.is_rectified() && g.bias != nullptr; }
 
-// Adds the product of two tiles to a third: the intrinsic takes no numbers of a template.
-template <int To, int Left, int Right>
-PEARL_AMX_INLINE void multiply_tiles() {
-  asm volatile("tdpbf16ps\t%%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(To), "i"(Left), "i"(Right));
-}
-
 // A block of columns.
 struct Place {
   std::ptrdiff_t panel = 0, column = 0;

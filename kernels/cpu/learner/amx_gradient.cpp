@@ -58,15 +58,16 @@ struct Held {
 };
 constexpr std::size_t kApart = 4 * kTileNumbers;  // from part to part of a block
 
-// Slopes: in memory, made here, or made of gates and factors.
-enum class Slopes { stored, made, of_gates };
+// Slopes: in memory, made here, or made of gates and factors, where gates are positive numbers or a bit each.
+enum class Slopes { stored, made, of_gates, of_signs };
 
 // `MakesX`: the inputs are not in memory.
 template <std::size_t Parts, Slopes From, bool MakesX>
 class Gradient {
  public:
-  explicit Gradient(const LayerGradient& gradient)
+  explicit Gradient(const LayerGradient& gradient, const SignedLayer& layer = {})
       : g_(gradient),
+        layer_(layer),
         held_(pages<Held>()),
         products_(kOfGates && gradient.accumulate ? held_.sums[0] : gradient.weights) {}
 
@@ -102,11 +103,15 @@ class Gradient {
       finish_sums(2, 0, unit);
       finish_sums(2, 2, unit);
     }
-    if (From != Slopes::stored && g_.bias != nullptr) add_up();
+    if constexpr (From == Slopes::of_signs)
+      for (std::size_t row = 0; row < kSquare; row += kLanes)
+        _mm512_storeu_ps(layer_.products + row, totals(row));
+    else if (From != Slopes::stored && g_.bias != nullptr)
+      add_up();
   }
 
  private:
-  static constexpr bool kOfGates = From == Slopes::of_gates;
+  static constexpr bool kOfGates = From == Slopes::of_gates || From == Slopes::of_signs;
 
   // What is split next, a pair of blocks of a panel, of rows of slopes or of x; or sums that are finished: two by two
   // blocks, of the pair of rows `at`.
@@ -123,7 +128,8 @@ class Gradient {
     const std::size_t row = unit % kUnit * kUnit;
     std::uint16_t* const to = held_.left(block) + row * kDepth;
     const __mmask16 all = whole(panel) ? 0xFFFF : 0;
-    if constexpr (kOfGates) return take_gates(panel, block * kLanes + row, all, to);
+    if constexpr (From == Slopes::of_signs) return take_signs(panel, block * kLanes + row, to);
+    if constexpr (From == Slopes::of_gates) return take_gates(panel, block * kLanes + row, all, to);
     __m512 even[kUnit], odd[kUnit];
     if constexpr (From == Slopes::made)
       make_slopes(panel, block * kLanes + row, all, even, odd);
@@ -155,6 +161,26 @@ class Gradient {
       _mm512_store_si512(to, ones(even, odd));
       const __m512 sum = _mm512_load_ps(sums_[row + i]), both = _mm512_mask_add_ps(sum, even, sum, first);
       _mm512_store_ps(sums_[row + i], _mm512_mask_add_ps(both, odd, both, second));
+    }
+  }
+  const std::uint16_t* signs(std::size_t panel, std::size_t row) const {
+    return layer_.signs + 2 * panel * kHalf + row;
+  }
+  // Ones and zeros: the two halves' bits of a row fill both halves of all lanes, of which each looks at its own bits.
+  PEARL_AMX_INLINE void take_signs(std::size_t panel, std::size_t row, std::uint16_t* to) const {
+    const std::uint16_t* const from = signs(panel, row);
+    const auto four = [](const std::uint16_t* bits) PEARL_AMX_SIMD __attribute__((always_inline)) {
+      return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bits));
+    };
+    alignas(16) std::uint32_t of_rows[kUnit];
+    _mm_store_si128(reinterpret_cast<__m128i*>(of_rows),
+                    _mm_unpacklo_epi16(four(from), whole(panel) ? four(from + kHalf) : _mm_setzero_si128()));
+    const __m512i own = _mm512_sllv_epi32(
+        _mm512_set1_epi32(0x10001), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+#pragma GCC unroll 4
+    for (std::size_t i = 0; i < kUnit; ++i, to += kDepth) {
+      const __mmask32 passes = _mm512_test_epi16_mask(_mm512_set1_epi32(static_cast<int>(of_rows[i])), own);
+      _mm512_store_si512(to, _mm512_maskz_mov_epi16(passes, _mm512_set1_epi16(0x3F80)));
     }
   }
   PEARL_AMX_INLINE void make_slopes(std::size_t panel, std::size_t row, __mmask16 all, __m512* even, __m512* odd) {
@@ -236,16 +262,23 @@ class Gradient {
   // Of four rows. Slopes that are made begin the sums of their rows, as do gates, which are ones and zeros here.
   PEARL_AMX_INLINE __m512 few_slopes(std::size_t panel, std::size_t row) {
     if constexpr (From == Slopes::stored) return four_rows(g_.slopes + (panel * kSquare + row) * kPanel);
+    const __m512i quarters = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    if constexpr (From == Slopes::of_signs) {
+      const __m128i of_rows =
+          _mm_cvtepu16_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(signs(panel, row))));
+      const __m512i own = _mm512_setr_epi32(1, 2, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8);
+      const __m512i bits = _mm512_permutexvar_epi32(quarters, _mm512_castsi128_si512(of_rows));
+      return _mm512_maskz_mov_ps(_mm512_test_epi32_mask(bits, own), _mm512_set1_ps(1.0f));
+    }
     const Gemm& made = g_.made_slopes;
     const __mmask16 passes = positive(four_rows(gates(panel, row)));
     const float *b = factors(panel), *a = made.a + row;
-    if constexpr (kOfGates) {
+    if constexpr (From == Slopes::of_gates) {
       const __m512 passed = _mm512_maskz_mov_ps(passes, _mm512_broadcast_f32x4(_mm_loadu_ps(b)));
       store_quarters(_mm512_castps_si512(passed), sums_[row]);
       return _mm512_maskz_mov_ps(passes, _mm512_set1_ps(1.0f));
     }
     __m512 slopes = _mm512_setzero_ps();
-    const __m512i quarters = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     for (std::size_t k = 0; k < made.depth; ++k, b += kPanel, a += made.a_step)
       slopes = _mm512_maskz_fmadd_ps(passes, _mm512_broadcast_f32x4(_mm_loadu_ps(b)),
                                      _mm512_permutexvar_ps(quarters, _mm512_castps128_ps512(_mm_loadu_ps(a))), slopes);
@@ -368,10 +401,21 @@ class Gradient {
 
   // Four rows of two by two blocks of sums, of gates' products, times their weights of the single output.
   PEARL_AMX_SIMD __attribute__((noinline)) void finish_sums(std::size_t block, std::size_t column,
-                                                            std::size_t unit) const {
+                                                            std::size_t unit) {
     const std::size_t row = block * kLanes + unit * kUnit, first = row * kSquare + column * kLanes;
     const float *const sums = products_ + first, *const weights = g_.made_slopes.a + row;
     float* const to = g_.weights + first;
+    if constexpr (From == Slopes::of_signs) {
+      const float* const own = layer_.weights + first;
+#pragma GCC unroll 4
+      for (std::size_t i = 0; i < kUnit; ++i) {
+        __m512 product = _mm512_load_ps(sums_[row + i]);
+#pragma GCC unroll 2
+        for (std::size_t at = i * kSquare; at < i * kSquare + 2 * kLanes; at += kLanes)
+          product = _mm512_fmadd_ps(_mm512_loadu_ps(sums + at), _mm512_loadu_ps(own + at), product);
+        _mm512_store_ps(sums_[row + i], product);
+      }
+    }
     if (g_.accumulate) {
 #pragma GCC unroll 8
       for (std::size_t i = 0; i < 2 * kUnit; ++i) {
@@ -388,27 +432,35 @@ class Gradient {
     }
   }
 
+  // Of 16 rows, the totals of their sums.
+  PEARL_AMX_INLINE __m512 totals(std::size_t row) const {
+    __m512 total = _mm512_setzero_ps();
+    for (std::size_t column = 0; column < kLanes; column += 4) {
+      __m512 turned[4];
+      turn_columns(sums_[row] + column, kLanes, turned);
+      total = _mm512_add_ps(total,
+                            _mm512_add_ps(_mm512_add_ps(turned[0], turned[1]), _mm512_add_ps(turned[2], turned[3])));
+    }
+    return total;
+  }
   // The bias's gradient.
   PEARL_AMX_SIMD void add_up() const {
     for (std::size_t row = 0; row < kSquare; row += kLanes) {
       float* const bias = g_.bias + row;
-      __m512 total = _mm512_setzero_ps();
-      for (std::size_t column = 0; column < kLanes; column += 4) {
-        __m512 turned[4];
-        turn_columns(sums_[row] + column, kLanes, turned);
-        total = _mm512_add_ps(total,
-                              _mm512_add_ps(_mm512_add_ps(turned[0], turned[1]), _mm512_add_ps(turned[2], turned[3])));
-      }
+      __m512 total = totals(row);
       if constexpr (kOfGates) total = _mm512_mul_ps(total, _mm512_loadu_ps(g_.made_slopes.a + row));
       _mm512_storeu_ps(bias, g_.accumulate ? _mm512_add_ps(_mm512_loadu_ps(bias), total) : total);
     }
   }
 
+  static constexpr std::size_t kHalf = 2 * kSquare;  // signs of half a panel, of two layers
+
   const LayerGradient& g_;
+  const SignedLayer layer_;
   Held& held_;
   float* const products_;                 // where the products are summed up
   bool adds_ = false, adds_few_ = false;  // whether products add to what memory has, and the few transitions
-  alignas(64) float sums_[kSquare][kLanes];  // of slopes, or of factors
+  alignas(64) float sums_[kSquare][kLanes];  // of slopes, of factors, or of sums times the layer's weights
   alignas(64) float weights_of_x_[kRemade][kSquare];
 };
 
@@ -433,8 +485,18 @@ void square_gradient(const LayerGradient& gradient) {
   }
 }
 
+template <std::size_t Parts>
+void gradient_of_signs(const LayerGradient& gradient, const SignedLayer& layer) {
+  if (gradient.made_x.m > 0)
+    Gradient<Parts, Slopes::of_signs, true>(gradient, layer).run();
+  else
+    Gradient<Parts, Slopes::of_signs, false>(gradient, layer).run();
+}
+
 template void square_gradient<2>(const LayerGradient&);
 template void square_gradient<3>(const LayerGradient&);
+template void gradient_of_signs<2>(const LayerGradient&, const SignedLayer&);
+template void gradient_of_signs<3>(const LayerGradient&, const SignedLayer&);
 
 }  // namespace pearl::learner::amx
 

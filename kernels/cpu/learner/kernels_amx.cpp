@@ -380,6 +380,7 @@ LearnerKernels table_of(const char* name) {
   table.least_single = kLeastWork<Parts>;
   table.remade = kRemade;
   table.layer_gradient = layer_gradient<Parts>;
+  table.single_output = single_output<Parts>;
   return table;
 }
 

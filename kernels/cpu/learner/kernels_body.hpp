@@ -734,6 +734,7 @@ constexpr LearnerKernels table_of(const char* name) {
           sum_transitions,
           narrow_gradients,
           nullptr,
+          nullptr,
           squash,
           squash_backward,
           layer_norm,

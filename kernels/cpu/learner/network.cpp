@@ -239,7 +239,7 @@ void Network::load(const void* rows, std::size_t count, Workspace& workspace, st
 
 void Network::forward(const float* parameters, Workspace& workspace, std::size_t panels, std::size_t count,
                       std::size_t last_columns, bool judges) const {
-  workspace.has_first_signs_ = workspace.has_second_signs_ = workspace.lacks_second_ = false;
+  workspace.has_first_signs_ = workspace.has_second_signs_ = workspace.lacks_second_ = workspace.of_single_output_ = false;
   for (std::size_t p = 0; p < panels && trunk_; ++p)
     trunk_->forward(parameters, *workspace.images_, p, workspace.value(0, p));
   for (std::size_t i = 0; i < steps_.size();) {
@@ -262,6 +262,7 @@ std::size_t Network::multiply(std::size_t at, const float* parameters, Workspace
     kernels_.gemm(of(at));
   } else {
     Chain chain{};
+    bool single = false;
     if (widths_[steps_[at].in[0]] <= Chain::kMostTerms) chain.first = of(last++);
     chain.second = of(last);
     if (follows(last + 1) && steps_[last + 1].op.width <= Chain::kMostRows &&
@@ -270,15 +271,17 @@ std::size_t Network::multiply(std::size_t at, const float* parameters, Workspace
     chain.transitions = count;
     chain.keeps_first = chain.keeps_second = !workspace.signs_.empty();
     if (chain.keeps_first && at == 0 && last + 1 == steps_.size() && chain.first.m > 0 && chain.third.m > 0) {
+      single = !judges && is_of_single_output(count);
       chain.keeps_first = !judges && !makes_input(1, count);
-      chain.keeps_second = !judges;
-      if (!chain.keeps_first || kernels_.sparse) chain.first_signs = workspace.signs_.data();
+      chain.keeps_second = !judges && !single;
+      if (!chain.keeps_first || single || kernels_.sparse) chain.first_signs = workspace.signs_.data();
       if (!chain.keeps_second || kernels_.sparse) chain.second_signs = workspace.signs_.data() + widths_[1];
     }
     const bool signs = kernels_.chain(chain);
     workspace.has_first_signs_ = signs && chain.first_signs != nullptr;
     workspace.has_second_signs_ = signs && chain.second_signs != nullptr;
     workspace.lacks_second_ = signs && !chain.keeps_second;
+    workspace.of_single_output_ = signs && single;
   }
   const Step& step = steps_[last];
   for (std::size_t p = 0; p < panels && step.activation == Activation::tanh; ++p) {
@@ -409,6 +412,33 @@ bool Network::makes_input(std::size_t at, std::size_t count) const {
   const Step& before = steps_[at - 1];
   return before.op.bias != kNone && widths_[before.in[0]] <= kernels_.remade &&
          std::max(steps_[at].op.width, before.op.width) <= kernels_.widest;
+}
+
+bool Network::is_of_single_output(std::size_t count) const {
+  if (kernels_.single_output == nullptr || trunk_ || steps_.size() != 3 || !makes_slopes(1, count)) return false;
+  for (const Step& step : steps_)
+    if (step.op.kind != OpKind::linear || step.op.bias == kNone || step.adds_weights) return false;
+  return steps_[1].follows && widths_[0] <= Chain::kMostTerms && widths_[1] == kernels_.widest &&
+         widths_[2] == kernels_.widest && widths_[3] == 1 && steps_[2].activation != Activation::relu;
+}
+
+void Network::single_output_gradients(const float* parameters, float* gradients, Workspace& workspace,
+                                      std::size_t panels, std::size_t count, bool accumulate) const {
+  SingleOutput single{};
+  single.inputs = widths_[0];
+  single.panels = panels;
+  single.last = count - (panels - 1) * kernels_.panel;
+  single.x = workspace.value(0, 0);
+  single.slopes = workspace.gradient(3, 0);
+  single.hidden = makes_input(1, count) ? nullptr : workspace.value(1, 0);
+  single.first_signs = workspace.signs_.data();
+  single.second_signs = workspace.signs_.data() + widths_[1];
+  for (std::size_t i = 0; i < 3; ++i) {
+    const Op& op = steps_[i].op;
+    single.layers[i] = {parameters + op.weight, parameters + op.bias, gradients + op.weight, gradients + op.bias};
+  }
+  single.accumulate = accumulate;
+  kernels_.single_output(single);
 }
 
 void Network::weights_gradient(std::size_t at, const float* parameters, float* gradients, Workspace& workspace,
@@ -598,6 +628,11 @@ void Network::backward(const float* parameters, float* gradients, Workspace& wor
       }
     }
     if (op.kind != OpKind::linear) continue;
+    if (gradients != nullptr && workspace.of_single_output_) {
+      single_output_gradients(parameters, gradients, workspace, panels, count, accumulate);
+      if (!of_input) return;
+      gradients = nullptr;
+    }
     if (i < passed)
       passed =
           i + 1 - inputs_gradients(i, parameters, workspace, panels, count, last_columns, gradients != nullptr, inputs);

@@ -81,6 +81,21 @@ struct LayerGradient {
   bool accumulate;
 };
 
+// The gradients of a network of two hidden layers with ReLU, of as many numbers each, before a single output, over the
+// transitions of panels: all of each, but `last` of the last one. Behind them, slopes are zeros, and x is finite.
+struct SingleOutput {
+  struct Layer {
+    const float *weights, *bias;
+    float *weights_gradient, *bias_gradient;
+  };
+  std::size_t inputs, panels, last;
+  const float *x, *slopes;  // the input, and the output's slopes
+  const float* hidden;      // the first layer's results, of more inputs than `remade`; else null
+  const std::uint16_t *first_signs, *second_signs;  // of the layers' results, as a chain left them
+  Layer layers[3];
+  bool accumulate;
+};
+
 struct AdamStep {
   float beta2, eps;
   float rise1, rise2;  // 1 - beta1, 1 - beta2, rounded once
@@ -181,6 +196,9 @@ struct LearnerKernels {
   // Of layers whose inputs and outputs are multiples of `unit`, up to `widest`; if `sparse`, for slopes behind a ReLU.
   // Also of layers up to `widest_single`, if their slopes are to be made of a single output's, and x is in memory.
   void (*layer_gradient)(const LayerGradient& gradient);
+  // Of layers of `widest` outputs and up to Chain::kMostTerms inputs, instead of the chain and layer_gradient, for as many
+  // transitions as these are; null if there is none.
+  void (*single_output)(const SingleOutput& single);
   // One action of a panel's first `columns` transitions, a multiple of half a panel: x = mean + exp(log_std) * noise,
   // unit = tanh(x), log_prob -= what makes it the log density of unit.
   void (*squash)(const Squash& squash, const float* mean, const float* log_std, const float* noise, std::size_t columns,

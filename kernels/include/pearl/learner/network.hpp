@@ -57,6 +57,7 @@ class Workspace {
   std::vector<std::uint16_t> signs_;
   bool has_first_signs_ = false, has_second_signs_ = false;  // of hidden layers
   bool lacks_second_ = false;                                // instead of the values
+  bool of_single_output_ = false;                            // whose gradients are made of the signs
   std::optional<ImageWorkspace> images_;
 };
 
@@ -153,6 +154,10 @@ class Network {
   // before makes of few numbers.
   bool makes_slopes(std::size_t at, std::size_t count) const;
   bool makes_input(std::size_t at, std::size_t count) const;
+  // Whether the kernels make all gradients together, of the signs of two hidden layers before a single output.
+  bool is_of_single_output(std::size_t count) const;
+  void single_output_gradients(const float* parameters, float* gradients, Workspace& workspace, std::size_t panels,
+                               std::size_t count, bool accumulate) const;
   void weights_gradient(std::size_t at, const float* parameters, float* gradients, Workspace& workspace,
                         std::size_t panels, std::size_t count, std::size_t last_columns, bool accumulate) const;
   // The gradients of the inputs of the linear operation `at` and of those that it follows. Returns of how many.
