@@ -276,8 +276,10 @@ void single_output(const SingleOutput& single) {
     give(second.bias_gradient[o], third.weights[o] * sums[o]);
     give(third.weights_gradient[o], products[o] + second.bias[o] * sums[o]);
   }
-  float total = 0.0f;
-  for (std::size_t i = 0; i < (single.panels - 1) * kPanel + single.last; ++i) total += single.slopes[i];
+  float totals[kLanes] = {}, total = 0.0f;
+  for (std::size_t first = 0; first < (single.panels - 1) * kPanel + single.last; first += kLanes)
+    for (std::size_t i = 0; i < kLanes; ++i) totals[i] += single.slopes[first + i];
+  for (const float sum : totals) total += sum;
   give(*third.bias_gradient, total);
 }
 
