@@ -225,8 +225,18 @@ class Gradient {
   PEARL_AMX_SIMD __attribute__((noinline)) void split_few() {
     const std::size_t panel = g_.panels - 1;
     std::uint32_t* const left = held_.few_left[0];
+    if constexpr (From == Slopes::of_signs) {
+      // The pairs of a one are two ones and a one; those of a zero are zeros.
+      const __m512i own = _mm512_setr_epi32(0x10001, 0x20002, 0x40004, 0x80008, 0, 0, 0, 0, 1, 2, 4, 8, 0, 0, 0, 0);
+      const std::uint16_t* const bits = signs(panel, 0);
+#pragma GCC unroll 4
+      for (std::size_t row = 0; row < kSquare; ++row) {
+        const __mmask32 passes = _mm512_test_epi16_mask(_mm512_set1_epi16(static_cast<short>(bits[row])), own);
+        _mm512_store_si512(left + row * kLanes, _mm512_maskz_mov_epi16(passes, _mm512_set1_epi16(0x3F80)));
+      }
+    }
     // Four rows in a vector.
-    for (std::size_t row = 0; row < kSquare; row += kFew) {
+    for (std::size_t row = 0; From != Slopes::of_signs && row < kSquare; row += kFew) {
       const StepPairs slopes = left_pairs(thirds_of(few_slopes(panel, row)));
       store_quarters(slopes.high, left + row * kLanes);
       store_quarters(slopes.middle, left + row * kLanes + kFew);
@@ -262,14 +272,6 @@ class Gradient {
   // Of four rows. Slopes that are made begin the sums of their rows, as do gates, which are ones and zeros here.
   PEARL_AMX_INLINE __m512 few_slopes(std::size_t panel, std::size_t row) {
     if constexpr (From == Slopes::stored) return four_rows(g_.slopes + (panel * kSquare + row) * kPanel);
-    const __m512i quarters = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-    if constexpr (From == Slopes::of_signs) {
-      const __m128i of_rows =
-          _mm_cvtepu16_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(signs(panel, row))));
-      const __m512i own = _mm512_setr_epi32(1, 2, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8);
-      const __m512i bits = _mm512_permutexvar_epi32(quarters, _mm512_castsi128_si512(of_rows));
-      return _mm512_maskz_mov_ps(_mm512_test_epi32_mask(bits, own), _mm512_set1_ps(1.0f));
-    }
     const Gemm& made = g_.made_slopes;
     const __mmask16 passes = positive(four_rows(gates(panel, row)));
     const float *b = factors(panel), *a = made.a + row;
@@ -279,6 +281,7 @@ class Gradient {
       return _mm512_maskz_mov_ps(passes, _mm512_set1_ps(1.0f));
     }
     __m512 slopes = _mm512_setzero_ps();
+    const __m512i quarters = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     for (std::size_t k = 0; k < made.depth; ++k, b += kPanel, a += made.a_step)
       slopes = _mm512_maskz_fmadd_ps(passes, _mm512_broadcast_f32x4(_mm_loadu_ps(b)),
                                      _mm512_permutexvar_ps(quarters, _mm512_castps128_ps512(_mm_loadu_ps(a))), slopes);
