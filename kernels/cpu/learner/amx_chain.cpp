@@ -78,7 +78,6 @@ class SmallChain {
     prepare();
     const std::size_t columns = g_.columns();
     Place before, at, next = after(at);
-    split_left(0);
     for (std::size_t step = 0; step < kSteps; ++step) make_all(at, step);
     for (std::size_t column = 0; column < columns; column += kLanes) {
       const bool starts = column == 0, makes = column + kLanes < columns;
@@ -89,12 +88,16 @@ class SmallChain {
       _tile_zero(3);
 #pragma GCC unroll 1
       for (std::size_t step = 0; step < kSteps; ++step) {
-        if (starts && step > 0) split_left(step);
         const Made then = made(next, step);
+        if (starts) {
+          multiply_first(step);
+          if (makes) make_all(next, step);
+          continue;
+        }
         const Finished done = finished(before, step);
         multiply_step(step, [&](std::size_t turn) PEARL_AMX_SIMD __attribute__((always_inline)) {
           if (makes) make(then, turn);
-          if (!starts) finish(done, turn);
+          finish(done, turn);
         });
       }
       if (!starts) end_third(before);
@@ -128,17 +131,39 @@ class SmallChain {
     return at.column == static_cast<std::ptrdiff_t>(g_.n) ? Place{at.panel + 1, 0} : at;
   }
 
+  // The products of 32 steps of the first block: those of a block of a follow when the next block has been split.
+  PEARL_AMX_SIMD __attribute__((noinline)) void multiply_first(std::size_t step) {
+    const std::uint16_t* const left = held_.left(step, 0);
+    split_left(step, 0);
+    load_right(step);
+    split_left(step, 1);
+    multiply_all<0>(left);
+    split_left(step, 2);
+    multiply_all<1>(left);
+    split_left(step, 3);
+    multiply_all<2>(left);
+    multiply_all<3>(left);
+  }
+  template <int Block>
+  PEARL_AMX_INLINE static void multiply_all(const std::uint16_t* left) {
+    finish_stores();
+    if constexpr (Parts == 3) {
+      load<Block, 2>(left);
+      multiply<Block, 2>();
+    }
+    load<Block, 1>(left);
+    multiply<Block, 1>();
+    load<Block, 0>(left);
+    multiply<Block, 0>();
+  }
+
   // The products of 32 steps. After every few of them `meanwhile` gives the vector units a turn.
   template <class Meanwhile>
   PEARL_AMX_INLINE void multiply_step(std::size_t step, const Meanwhile& meanwhile) {
     const std::uint16_t* const left = held_.left(step, 0);
-    const std::uint16_t* const right = held_.right(step);
-    finish_stores();
     // All parts of b stay in tiles, and each part of a is loaded once: the units that load have time for vectors. It is
     // loaded before a turn's stores, as it may have to wait for them. Small products first.
-    _tile_loadd(4, right, 64);
-    if constexpr (kRightParts > 1) _tile_loadd(5, right + kPage, 64);
-    if constexpr (kRightParts > 2) _tile_loadd(6, right + 2 * kPage, 64);
+    load_right(step);
     if constexpr (Parts == 3) {
       load<0, 2>(left);
       multiply<0, 2>();
@@ -174,6 +199,13 @@ class SmallChain {
     multiply<3, 0>();
     meanwhile(6);
     meanwhile(7);
+  }
+  PEARL_AMX_INLINE void load_right(std::size_t step) const {
+    const std::uint16_t* const right = held_.right(step);
+    finish_stores();
+    _tile_loadd(4, right, 64);
+    if constexpr (kRightParts > 1) _tile_loadd(5, right + kPage, 64);
+    if constexpr (kRightParts > 2) _tile_loadd(6, right + 2 * kPage, 64);
   }
   template <int Block, std::size_t Part>
   PEARL_AMX_INLINE static void load(const std::uint16_t* left) {
@@ -352,11 +384,12 @@ class SmallChain {
     copy_weights(third_.a, third_.a_row, third_.a_step, third_.m, held_.third_weights);
   }
 
-  // 32 steps of the second product's a.
-  PEARL_AMX_SIMD __attribute__((noinline)) void split_left(std::size_t step) const {
+  // A block of 32 steps of the second product's a.
+  PEARL_AMX_SIMD __attribute__((noinline)) void split_left(std::size_t step, std::size_t block) const {
     constexpr auto lanes = static_cast<std::ptrdiff_t>(kLanes);
     const std::ptrdiff_t a_row = g_.a_row, a_step = g_.a_step;
-    const float* a = g_.a + static_cast<std::ptrdiff_t>(step * kDepth) * a_step;
+    const float* a = g_.a + static_cast<std::ptrdiff_t>(step * kDepth) * a_step +
+                     static_cast<std::ptrdiff_t>(block * kLanes) * a_row;
     const float* const weights = held_.first_weights[0] + step * kDepth;
     const auto split_row = [&](__m512 even, __m512 odd, std::uint16_t* to) PEARL_AMX_SIMD
         __attribute__((always_inline)) {
@@ -366,23 +399,21 @@ class SmallChain {
           }
           split<Parts>(even, odd, to);
         };
-    for (std::size_t block = 0; block < kBlocks; ++block) {
-      std::uint16_t* to = held_.left(step, block);
-      if (a_step == 1) {
+    std::uint16_t* to = held_.left(step, block);
+    if (a_step == 1) {
 #pragma GCC unroll 4
-        for (std::size_t i = 0; i < kLanes; ++i, a += a_row, to += kDepth)
-          split_row(_mm512_loadu_ps(a), _mm512_loadu_ps(a + lanes), to);
-      } else {
-        constexpr std::size_t kTurned = 4;
+      for (std::size_t i = 0; i < kLanes; ++i, a += a_row, to += kDepth)
+        split_row(_mm512_loadu_ps(a), _mm512_loadu_ps(a + lanes), to);
+      return;
+    }
+    constexpr std::size_t kTurned = 4;
 #pragma GCC unroll 1
-        for (std::size_t i = 0; i < kLanes; i += kTurned, a += kTurned, to += kTurned * kDepth) {
-          __m512 even[kTurned], odd[kTurned];
-          turn_columns(a, static_cast<std::size_t>(a_step), even);
-          turn_columns(a + lanes * a_step, static_cast<std::size_t>(a_step), odd);
+    for (std::size_t i = 0; i < kLanes; i += kTurned, a += kTurned, to += kTurned * kDepth) {
+      __m512 even[kTurned], odd[kTurned];
+      turn_columns(a, static_cast<std::size_t>(a_step), even);
+      turn_columns(a + lanes * a_step, static_cast<std::size_t>(a_step), odd);
 #pragma GCC unroll 4
-          for (std::size_t j = 0; j < kTurned; ++j) split_row(even[j], odd[j], to + j * kDepth);
-        }
-      }
+      for (std::size_t j = 0; j < kTurned; ++j) split_row(even[j], odd[j], to + j * kDepth);
     }
   }
 
