@@ -54,6 +54,15 @@ def microseconds(function: Callable[[], object], calls: int) -> float:
     return (time.perf_counter_ns() - start) / calls / 1e3
 
 
+def fastest(take: Callable[[], float], seconds: float) -> float:
+    """The least of what `take` returns, called for about `seconds`, at least once."""
+    found, end = float("inf"), time.perf_counter() + seconds
+    while True:
+        found = min(found, take())
+        if time.perf_counter() >= end:
+            return found
+
+
 def alternate(contenders: Sequence[Callable[[int], float]], counts: Sequence[int], repeats: int) -> np.ndarray:
     """What `contender(count)` returns, `(contenders, repeats)`; they take turns, and take turns at being first."""
     values = np.empty((len(contenders), repeats))
@@ -69,11 +78,20 @@ def alternate(contenders: Sequence[Callable[[int], float]], counts: Sequence[int
     return values
 
 
-def alternate_calls(functions: Sequence[Callable[[], object]], repeats: int, repeat_s: float) -> np.ndarray:
-    """Microseconds of a call `(functions, repeats)`; each repeat calls a function for about `repeat_s`."""
+def alternate_calls(
+    functions: Sequence[Callable[[], object]], repeats: int, repeat_s: float, slices: int = 1
+) -> np.ndarray:
+    """Microseconds of a call `(functions, repeats)`; each repeat calls a function for about `repeat_s`.
+
+    With `slices`, a repeat is that many as long as this, and its fastest counts.
+    """
     counts = []
     for function in functions:
         function()  # allocates, compiles
         once = min(microseconds(function, 1) for _ in range(3))
         counts.append(max(1, min(2_000, round(repeat_s * 1e6 / once))))
-    return alternate([partial(microseconds, function) for function in functions], counts, repeats)
+
+    def timed(function: Callable[[], object], calls: int) -> float:
+        return min(microseconds(function, calls) for _ in range(slices))
+
+    return alternate([partial(timed, function) for function in functions], counts, repeats)

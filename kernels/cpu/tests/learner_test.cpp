@@ -403,9 +403,11 @@ struct OfUnits {
                                   workspace.gradient(network.output(), p), panel);
     }
     Result result{Floats(rows * outputs), Floats(parameters), Floats(rows * inputs)};
-    network.forward(weights.data(), workspace, panels, rows, last_columns, judges);
-    network.backward(weights.data(), judges ? nullptr : result.gradients.data(), workspace, panels, rows, last_columns,
-                     false, inputs_wanted);
+    for (const bool accumulates : {false, true}) {  // the second time, gradients are doubled
+      network.forward(weights.data(), workspace, panels, rows, last_columns, judges);
+      network.backward(weights.data(), judges ? nullptr : result.gradients.data(), workspace, panels, rows,
+                       last_columns, accumulates, inputs_wanted);
+    }
     for (std::size_t i = 0; i < rows; ++i) {
       for (std::size_t f = 0; f < outputs; ++f)
         result.values[i * outputs + f] = workspace.value(network.output(), i / panel)[f * panel + i % panel];
@@ -420,6 +422,7 @@ struct OfUnits {
 void check_network_of_units(const OfUnits& network, std::size_t rows, const std::string& name) {
   const std::size_t last = network.inputs > 2 ? 2 : 1;
   const OfUnits::Result kept = network.run(rows, false, 0), judged = network.run(rows, true, last);
+  const OfUnits::Result whole = network.run(rows, false, last);
   select_learner_kernels("plain");
   const OfUnits::Result expected = network.run(rows, false, last);
   select_learner_kernels(name);
@@ -427,9 +430,14 @@ void check_network_of_units(const OfUnits& network, std::size_t rows, const std:
   CHECK(kept.gradients == expected.gradients);
   CHECK(judged.values == expected.values);
   CHECK(judged.of_inputs == expected.of_inputs);
+  CHECK(whole.gradients == expected.gradients);
+  CHECK(whole.of_inputs == expected.of_inputs);
 }
 
 void test_networks_of_units(const std::string& name) {
+  for (const std::size_t inputs : {3u, 6u, 16u})  // a single output, and last panels of all kinds
+    for (const std::size_t rows : {65u, 68u, 69u, 80u, 81u, 127u, 160u})
+      check_network_of_units({inputs, {64, 64}, 1, true}, rows, name);
   for (const std::size_t inputs : {1u, 4u, 7u, 17u})
     for (const std::size_t outputs : {1u, 3u, 9u, 17u})
       for (const std::size_t rows : {32u, 40u, 64u, 100u, 121u})
