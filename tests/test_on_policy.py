@@ -657,9 +657,9 @@ def test_gae_has_a_cell_on_every_device(tmp_path: Path, quick_profiles: None) ->
     composer.set_connection_file(connections)
     try:
         composer.run()
+        board = composer.matrix["board"].advantages.estimate
     except ConfigurationError as error:
         pytest.skip(f"no SYCL here: {error}")
-    board = composer.matrix["board"].advantages.estimate
     assert board.source == "modelled"
     # Two environments for each of two elements, 64 steps and the latency each, at 300 MHz; two messages of 2 us.
     assert board.value_us == pytest.approx(2 * (64 + 9) / 300 + 2 * 2 + (4 * 64 * 17 + 16) / 10e3, rel=0.01)
