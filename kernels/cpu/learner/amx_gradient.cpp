@@ -104,8 +104,7 @@ class Gradient {
       finish_sums(2, 2, unit);
     }
     if constexpr (From == Slopes::of_signs)
-      for (std::size_t row = 0; row < kSquare; row += kLanes)
-        _mm512_storeu_ps(layer_.products + row, totals(row));
+      for (std::size_t row = 0; row < kSquare; row += kLanes) _mm512_storeu_ps(layer_.products + row, totals(row));
     else if (From != Slopes::stored && g_.bias != nullptr)
       add_up();
   }
@@ -169,14 +168,13 @@ class Gradient {
   // Ones and zeros: the two halves' bits of a row fill both halves of all lanes, of which each looks at its own bits.
   PEARL_AMX_INLINE void take_signs(std::size_t panel, std::size_t row, std::uint16_t* to) const {
     const std::uint16_t* const from = signs(panel, row);
-    const auto four = [](const std::uint16_t* bits) PEARL_AMX_SIMD __attribute__((always_inline)) {
-      return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bits));
-    };
+    const auto four = [](const std::uint16_t* bits) PEARL_AMX_SIMD
+        __attribute__((always_inline)) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bits)); };
     alignas(16) std::uint32_t of_rows[kUnit];
     _mm_store_si128(reinterpret_cast<__m128i*>(of_rows),
                     _mm_unpacklo_epi16(four(from), whole(panel) ? four(from + kHalf) : _mm_setzero_si128()));
-    const __m512i own = _mm512_sllv_epi32(
-        _mm512_set1_epi32(0x10001), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    const __m512i own = _mm512_sllv_epi32(_mm512_set1_epi32(0x10001),
+                                          _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
 #pragma GCC unroll 4
     for (std::size_t i = 0; i < kUnit; ++i, to += kDepth) {
       const __mmask32 passes = _mm512_test_epi16_mask(_mm512_set1_epi32(static_cast<int>(of_rows[i])), own);
@@ -403,8 +401,7 @@ class Gradient {
   }
 
   // Four rows of two by two blocks of sums, of gates' products, times their weights of the single output.
-  PEARL_AMX_SIMD __attribute__((noinline)) void finish_sums(std::size_t block, std::size_t column,
-                                                            std::size_t unit) {
+  PEARL_AMX_SIMD __attribute__((noinline)) void finish_sums(std::size_t block, std::size_t column, std::size_t unit) {
     const std::size_t row = block * kLanes + unit * kUnit, first = row * kSquare + column * kLanes;
     const float *const sums = products_ + first, *const weights = g_.made_slopes.a + row;
     float* const to = g_.weights + first;
@@ -441,8 +438,8 @@ class Gradient {
     for (std::size_t column = 0; column < kLanes; column += 4) {
       __m512 turned[4];
       turn_columns(sums_[row] + column, kLanes, turned);
-      total = _mm512_add_ps(total,
-                            _mm512_add_ps(_mm512_add_ps(turned[0], turned[1]), _mm512_add_ps(turned[2], turned[3])));
+      total =
+          _mm512_add_ps(total, _mm512_add_ps(_mm512_add_ps(turned[0], turned[1]), _mm512_add_ps(turned[2], turned[3])));
     }
     return total;
   }

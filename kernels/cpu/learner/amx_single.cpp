@@ -19,10 +19,10 @@ namespace pearl::learner::amx {
 namespace {
 
 constexpr std::size_t kGroups = kSquare / kLanes, kSteps = kSquare / kDepth;
-constexpr std::size_t kTurns = 4;                // of the vector units in the products of 32 steps
-constexpr std::size_t kMade = kLanes / kTurns;   // transitions whose gates are made in a turn
-constexpr std::size_t kFinished = 2 * kMade;     // whose sums are finished, of one of four groups of features
-constexpr std::size_t kSigns = 2 * kSquare;      // of half a panel, of both layers
+constexpr std::size_t kTurns = 4;               // of the vector units in the products of 32 steps
+constexpr std::size_t kMade = kLanes / kTurns;  // transitions whose gates are made in a turn
+constexpr std::size_t kFinished = 2 * kMade;    // whose sums are finished, of one of four groups of features
+constexpr std::size_t kSigns = 2 * kSquare;     // of half a panel, of both layers
 
 // As in chains: what is stored while tiles are loaded has a quarter of each page for itself.
 struct Held {
@@ -204,7 +204,8 @@ class FirstGradients {
 #pragma GCC unroll 8
     for (std::size_t i = 0; i < kFinished; ++i) {
       sums[i] = _mm512_load_ps(held_.sums(group) + (from + i) * kLanes);
-      passes[i] = _mm256_test_epi16_mask(signs, _mm256_load_si256(reinterpret_cast<const __m256i*>(kBits.of[from + i])));
+      passes[i] =
+          _mm256_test_epi16_mask(signs, _mm256_load_si256(reinterpret_cast<const __m256i*>(kBits.of[from + i])));
     }
     const auto add = [&](const float* times, float* to) PEARL_AMX_SIMD __attribute__((always_inline)) {
       __m512 total = _mm512_load_ps(to);

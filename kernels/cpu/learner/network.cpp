@@ -239,7 +239,8 @@ void Network::load(const void* rows, std::size_t count, Workspace& workspace, st
 
 void Network::forward(const float* parameters, Workspace& workspace, std::size_t panels, std::size_t count,
                       std::size_t last_columns, bool judges) const {
-  workspace.has_first_signs_ = workspace.has_second_signs_ = workspace.lacks_second_ = workspace.of_single_output_ = false;
+  workspace.has_first_signs_ = workspace.has_second_signs_ = workspace.lacks_second_ = workspace.of_single_output_ =
+      false;
   for (std::size_t p = 0; p < panels && trunk_; ++p)
     trunk_->forward(parameters, *workspace.images_, p, workspace.value(0, p));
   for (std::size_t i = 0; i < steps_.size();) {
