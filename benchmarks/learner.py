@@ -7,8 +7,9 @@ check confirms that all three train the same weights. GFLOP/s count matrix produ
 measured on the same core.
 
 Each turn consists of slices of a few milliseconds, and the fastest counts, on all sides: what else runs on the cores of
-a shared machine only adds time. A neighbour on the same core slows ours, whose products use it fully, more than peers
-that wait for other things: by turns as a whole, ratios vary with it.
+a shared machine only adds time. So each turn is a selected number, and medians and spreads are those of turns; records
+of before 2026-11-27 have means of whole turns instead. A neighbour on the same core slows ours, whose products use it
+fully, more than peers that wait for other things: while there is one, ratios are lower.
 
 "With sampling" are steps that sample and gather their batch themselves, uniformly from a full replay of 10,000
 transitions of Pendulum-v1's shapes (DQN: of CartPole-v1's, by priority). Ours is setting 2's loop in C++ with the
