@@ -381,7 +381,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS, metavar="NAME", help=", ".join(PEERS))
     arguments = parser.parse_args()
     quick, peers = arguments.quick, arguments.peers
-    one_thread("benchmarks.learner", pinned=False)
+    one_thread("benchmarks.learner")  # on one core: each has neighbours of its own
     torch.set_num_threads(1)
     ours, theirs = peak_gflops()
     print(f"kernels: {_native.selected_learner_kernels()}; SGEMM 256x256x512: {ours:.1f} GFLOP/s, torch {theirs:.1f}")
