@@ -302,10 +302,11 @@ def measure_sampling(
 
 
 def fastest_of(side: training.Side, seconds: float) -> dict[str, float]:
-    """What a peer measures in the fastest of a turn's slices."""
+    """What a peer measures in a turn's slices: the highest rate, and the least of each time."""
     end, found = time.perf_counter() + seconds, side.measure(SLICE_S)
     while time.perf_counter() < end:
-        found = max(found, side.measure(SLICE_S), key=lambda each: each["eps"])
+        for name, value in side.measure(SLICE_S).items():
+            found[name] = (max if name == "eps" else min)(found[name], value)
     return found
 
 
@@ -313,10 +314,12 @@ def sampling_rows(
     case: SamplingCase, step: str, ours: Sequence[float], side: training.Side, found: Sequence[dict[str, float]]
 ) -> Iterator[Row]:
     """A peer's training; where it was measured within a loop, also the loop's whole step and its compilation."""
-    training_us = [case.batch * 1e6 / each["eps"] for each in found]
     if not found or "whole_us" not in found[0]:
+        training_us = [case.batch * 1e6 / each["eps"] for each in found]
         yield Row.of(step, "us", "lower", ours, side.name, training_us, side.reason)
         return
+    # Not of the rate, which is highest where the acting between was disturbed.
+    training_us = [each["whole_us"] - each["acting_us"] for each in found]
     acting_us = float(np.median([each["acting_us"] for each in found]))
     whole = f"{side.name}: whole step of its loop, with {acting_us:.1f} us of acting and environment"
     yield Row.of(step, "us", "lower", ours, f"{side.name}: training", training_us)

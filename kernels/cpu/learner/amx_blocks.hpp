@@ -35,6 +35,22 @@ PEARL_AMX_INLINE void multiply_tiles() {
   asm volatile("tdpbf16ps\t%%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(To), "i"(Left), "i"(Right));
 }
 
+// Tiles 0 to 3, which sums are in.
+PEARL_AMX_INLINE void zero_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+// Each to where `place` says.
+template <class Place>
+PEARL_AMX_INLINE void store_sums(const Place& place) {
+  _tile_stored(0, place(0), 64);
+  _tile_stored(1, place(1), 64);
+  _tile_stored(2, place(2), 64);
+  _tile_stored(3, place(3), 64);
+}
+
 inline __mmask16 first_lanes(std::size_t count) {
   return static_cast<__mmask16>(count >= kLanes ? 0xFFFFu : (1u << count) - 1);
 }

@@ -82,10 +82,7 @@ class SmallChain {
     for (std::size_t column = 0; column < columns; column += kLanes) {
       const bool starts = column == 0, makes = column + kLanes < columns;
       begin_third();
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
+      zero_sums();
 #pragma GCC unroll 1
       for (std::size_t step = 0; step < kSteps; ++step) {
         const Made then = made(next, step);
@@ -101,10 +98,7 @@ class SmallChain {
         });
       }
       if (!starts) end_third(before);
-      _tile_stored(0, held_.sums(0), 64);
-      _tile_stored(1, held_.sums(1), 64);
-      _tile_stored(2, held_.sums(2), 64);
-      _tile_stored(3, held_.sums(3), 64);
+      store_sums([&](std::size_t i) { return held_.sums(i); });
       before = at;
       at = next;
       next = after(next);

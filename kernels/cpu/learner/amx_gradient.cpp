@@ -232,14 +232,15 @@ class Gradient {
         const __mmask32 passes = _mm512_test_epi16_mask(_mm512_set1_epi16(static_cast<short>(bits[row])), own);
         _mm512_store_si512(left + row * kLanes, _mm512_maskz_mov_epi16(passes, _mm512_set1_epi16(0x3F80)));
       }
-    }
-    // Four rows in a vector.
-    for (std::size_t row = 0; From != Slopes::of_signs && row < kSquare; row += kFew) {
-      const StepPairs slopes = left_pairs(thirds_of(few_slopes(panel, row)));
-      store_quarters(slopes.high, left + row * kLanes);
-      store_quarters(slopes.middle, left + row * kLanes + kFew);
-      store_quarters(slopes.low, left + row * kLanes + 2 * kFew);
-      store_quarters(_mm512_setzero_si512(), left + row * kLanes + 3 * kFew);
+    } else {
+      // Four rows in a vector.
+      for (std::size_t row = 0; row < kSquare; row += kFew) {
+        const StepPairs slopes = left_pairs(thirds_of(few_slopes(panel, row)));
+        store_quarters(slopes.high, left + row * kLanes);
+        store_quarters(slopes.middle, left + row * kLanes + kFew);
+        store_quarters(slopes.low, left + row * kLanes + 2 * kFew);
+        store_quarters(_mm512_setzero_si512(), left + row * kLanes + 3 * kFew);
+      }
     }
     for (std::size_t block = 0; block < kBlocks; ++block) {
       __m512 x[kFew];
@@ -320,10 +321,7 @@ class Gradient {
       _tile_loadd(2, below, kBytes);
       _tile_loadd(3, below + kLanes, kBytes);
     } else {
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
+      zero_sums();
     }
     // A unit after every few products: the vector units must not be far behind. Without the last turns: what is split is
     // multiplied next.

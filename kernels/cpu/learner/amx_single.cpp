@@ -77,10 +77,7 @@ class FirstGradients {
     for (std::size_t block = 0; block < blocks; ++block) {
       const bool starts = block == 0, makes = block + 1 < blocks;
       if (!starts) take_inputs(block - 1);
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
+      zero_sums();
 #pragma GCC unroll 1
       for (std::size_t step = 0; step < kSteps; ++step) {
         if (starts && step > 0) split_weights(step);
@@ -89,10 +86,7 @@ class FirstGradients {
           if (!starts) finish(block - 1, step * kTurns + turn);
         });
       }
-      _tile_stored(0, held_.sums(0), 64);
-      _tile_stored(1, held_.sums(1), 64);
-      _tile_stored(2, held_.sums(2), 64);
-      _tile_stored(3, held_.sums(3), 64);
+      store_sums([&](std::size_t i) { return held_.sums(i); });
     }
     give_up_tiles();
     take_inputs(blocks - 1);

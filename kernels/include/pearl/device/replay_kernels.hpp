@@ -306,8 +306,8 @@ PEARL_DEVICE void note_update(ReplayProgress& progress, std::uint64_t count, con
   if (updated.highest > progress.max_priority) progress.max_priority = updated.highest;
 }
 
-// Where lanes are parts of vectors. The last of duplicates wins. `generations` may be null: none is stale. An update that is refused
-// changes nothing.
+// Where lanes are parts of vectors. The last of duplicates wins. `generations` may be null: none is stale. An update that
+// is refused changes nothing.
 PEARL_DEVICE void update(const ReplayMemory& replay, const Place& place, const std::int64_t* indices,
                          const std::uint32_t* priorities, const std::uint32_t* generations, std::uint64_t count,
                          UpdateRefusal& refusal, std::uint64_t* reply) {
