@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <random>
 #include <set>
 #include <vector>
 
 #include "check.hpp"
+#include "floats.hpp"
 #include "pearl/errors.hpp"
 #include "pearl/learner/ppo.hpp"
 #include "pearl/learner/rollout_policy.hpp"
@@ -19,16 +19,6 @@
 using namespace pearl::learner;
 
 namespace {
-
-using Floats = std::vector<float>;
-
-Floats random_floats(std::size_t count, std::uint32_t seed, float scale = 1.0f) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal(0.0f, scale);
-  Floats values(count);
-  for (float& value : values) value = normal(generator);
-  return values;
-}
 
 void test_shuffle() {
   for (const std::size_t count : {0u, 1u, 2u, 3u, 64u, 65u, 256u, 257u, 1000u}) {
