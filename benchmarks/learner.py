@@ -9,7 +9,9 @@ measured on the same core.
 Each turn consists of slices of a few milliseconds, and the fastest counts, on all sides: what else runs on the cores of
 a shared machine only adds time. So each turn is a selected number, and medians and spreads are those of turns; records
 of before 2026-11-27 have means of whole turns instead. A neighbour on the same core slows ours, whose products use it
-fully, more than peers that wait for other things: while there is one, ratios are lower.
+fully, more than peers that wait for other things: while there is one, ratios are lower. So a turn of all sides is
+repeated if, before or after it, a product of the kernels took a quarter longer than its least time, for up to 20
+minutes of a run.
 
 "With sampling" are steps that sample and gather their batch themselves, uniformly from a full replay of 10,000
 transitions of Pendulum-v1's shapes (DQN: of CartPole-v1's, by priority). Ours is setting 2's loop in C++ with the
@@ -44,6 +46,7 @@ from gymnasium import spaces
 from benchmarks import workload
 from benchmarks.peers import training
 from benchmarks.peers.torch_scripts import ActorCriticScript, Columns, DqnScript, Script
+from benchmarks.quiet import Quiet
 from benchmarks.record import Row, by_kernels, shown, write
 from benchmarks.timing import DifferenceError, alternate_calls, fastest, microseconds, one_thread, options
 from benchmarks.workload import Filled, Loop
@@ -67,6 +70,7 @@ SLOTS = 10_000
 PUBLICATION_INTERVAL = 100
 SLICES = 10  # of a turn, of steps alone
 SLICE_S = 5e-3  # of other turns
+QUIET_S, FIRST_S = 1_200.0, 10.0  # spent at most on disturbed turns, and on a first look at the core
 CONTINUOUS = (((64, 64), 32), ((256, 128), 32), ((256, 128), 512), ((256, 256), 256))
 
 
@@ -249,12 +253,19 @@ def peak_gflops() -> tuple[float, float]:
     return flop / best[0] / 1e3, flop / best[1] / 1e3
 
 
-def measure(case: Case, repeats: int, slice_s: float, peak: float) -> list[Row]:
+def quiet_of(limit_s: float, first_s: float) -> Quiet:
+    """With a product of a learner's size as the probe: of 64 x 64 by 512."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(64, 64)).astype(np.float32), rng.normal(size=(64, 512)).astype(np.float32)
+    return Quiet(partial(_native.gemm, a, b, np.empty((64, 512), np.float32)), limit_s, first_s)
+
+
+def measure(case: Case, repeats: int, slice_s: float, peak: float, quiet: Quiet) -> list[Row]:
     """One row per peer, and one of GFLOP/s."""
     check(case)
     contenders = NativeLearner(trainer_of(case)), TorchLearner(trainer_of(case)), script_of(trainer_of(case))
     batch = batch_of(case)
-    values = alternate_calls([partial(each.step, *batch) for each in contenders], repeats, slice_s, SLICES)
+    values = alternate_calls([partial(each.step, *batch) for each in contenders], repeats, slice_s, SLICES, quiet.turn)
     step = f"{case.algorithm} step {case.shape}"
     rows = (
         Row.of(step, "us", "lower", values[0], "pearl on torch, eager", values[1]),
@@ -267,7 +278,7 @@ def measure(case: Case, repeats: int, slice_s: float, peak: float) -> list[Row]:
 
 
 def measure_sampling(
-    case: SamplingCase, peers: Sequence[str], repeats: int, turn_s: float, peak: float
+    case: SamplingCase, peers: Sequence[str], repeats: int, turn_s: float, peak: float, quiet: Quiet
 ) -> Iterator[Row]:
     """Steps that sample their batches, of ours and of each peer, in turns; and what the matrix products alone need."""
     loops = {"": case.loop()}
@@ -280,23 +291,26 @@ def measure_sampling(
         theirs_case = case.of_peers()
         compared = training.compared(peers, theirs_case)
         sides = [stack.enter_context(training.Side(peer, theirs_case, PEERS[peer])) for peer in compared]
-        ours: dict[str, list[float]] = {of: [] for of in loops}
-        theirs: dict[str, list[dict[str, float]]] = {side.module: [] for side in sides}
-        for _ in range(repeats):
-            for of, loop in loops.items():
-                ours[of].append(fastest(partial(loop.run, count), turn_s))
+
+        def turn() -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+            ours = {of: fastest(partial(loop.run, count), turn_s) for of, loop in loops.items()}
+            theirs = {}
             for side in sides:
                 if side.reason:
                     continue
                 try:
-                    theirs[side.module].append(fastest_of(side, turn_s))
+                    theirs[side.module] = fastest_of(side, turn_s)
                 except RuntimeError as error:
                     side.reason = str(error)
+            return ours, theirs
+
+        turns = [quiet.turn(turn) for _ in range(repeats)]
     floor_us = case.flop / peak / 1e3
     step = f"{case.algorithm} step with sampling {case.shape}"
+    ours = {of: [mine[of] for mine, _ in turns] for of in loops}
     yield Row.of(step, "us", "lower", ours[""], FLOOR, floor_us)
     for side in sides:
-        found = [] if side.reason else theirs[side.module]
+        found = [] if side.reason else [theirs[side.module] for _, theirs in turns]
         for of, times in ours.items():
             yield from sampling_rows(case, step + of, times, side, found)
 
@@ -330,11 +344,10 @@ def sampling_rows(
     yield Row.of(f"compilation for {case.name}", "s", "lower", [0.0], side.name, compile_s)
 
 
-def measure_ppo(case: training.Case, peers: Sequence[str], repeats: int, turn_s: float) -> Iterator[Row]:
+def measure_ppo(case: training.Case, peers: Sequence[str], repeats: int, turn_s: float, quiet: Quiet) -> Iterator[Row]:
     """Minibatches of ours and of each peer, in turns: what a training with more epochs takes more."""
     one_epoch = replace(case, epochs=1)
     minibatches = (case.epochs - 1) * (case.slots // case.batch)
-    ours: list[float] = []
     trainings = []
     for each in (case, one_epoch):
         train = partial(ppo_learner(each).train, rollout_of(case))
@@ -345,21 +358,26 @@ def measure_ppo(case: training.Case, peers: Sequence[str], repeats: int, turn_s:
             [stack.enter_context(training.Side(peer, each, PEERS[peer])) for each in (case, one_epoch)]
             for peer in training.compared(peers, case)
         ]
-        theirs: list[list[float]] = [[] for _ in sides]
-        for _ in range(repeats):
+
+        def turn() -> tuple[float, list[float]]:
             several, one = (fastest(partial(microseconds, train, count), turn_s) for train, count in trainings)
-            ours.append((several - one) / minibatches)
-            for pair, found in zip(sides, theirs, strict=True):
-                if any(side.reason for side in pair):
-                    continue
-                try:
-                    several, one = (case.slots * 1e6 / fastest_of(side, turn_s)["eps"] for side in pair)
-                except RuntimeError as error:
-                    pair[0].reason = str(error)
-                else:
-                    found.append((several - one) / minibatches)
+            ours, theirs = (several - one) / minibatches, []
+            for pair in sides:
+                found = float("nan")  # where there is a reason
+                if not any(side.reason for side in pair):
+                    try:
+                        several, one = (case.slots * 1e6 / fastest_of(side, turn_s)["eps"] for side in pair)
+                    except RuntimeError as error:
+                        pair[0].reason = str(error)
+                    else:
+                        found = (several - one) / minibatches
+                theirs.append(found)
+            return ours, theirs
+
+        turns = [quiet.turn(turn) for _ in range(repeats)]
     name = f"PPO minibatch {'x'.join(map(str, case.hidden))} B={case.batch}"
-    for (side, one_side), found in zip(sides, theirs, strict=True):
+    ours = [mine for mine, _ in turns]
+    for (side, one_side), found in zip(sides, zip(*(theirs for _, theirs in turns), strict=True), strict=True):
         reason = side.reason or one_side.reason
         yield Row.of(name, "us", "lower", ours, f"{side.name}: training", [] if reason else found, reason)
 
@@ -390,14 +408,16 @@ def main() -> None:
     print(f"kernels: {_native.selected_learner_kernels()}; SGEMM 256x256x512: {ours:.1f} GFLOP/s, torch {theirs:.1f}")
     rows = [Row("SGEMM 256x256x512", ours, "GFLOP/s", "higher", (ours, ours), 30, "torch", theirs)]
     repeats, slice_s, turn_s = (5, 1e-3, 0.1) if quick else (15, 2e-3, 0.2)
+    quiet = quiet_of(0.0, 0.0) if quick else quiet_of(QUIET_S, FIRST_S)
     for case in [*cases(quick), *(PIXEL_CASES[:1] if quick else PIXEL_CASES)]:
-        rows += measure(case, repeats, slice_s, max(ours, theirs))
+        rows += measure(case, repeats, slice_s, max(ours, theirs), quiet)
     for sampling_case in SAMPLING_CASES[:1] if quick else SAMPLING_CASES:
-        rows += shown(measure_sampling(sampling_case, peers, repeats, turn_s, max(ours, theirs)))
+        rows += shown(measure_sampling(sampling_case, peers, repeats, turn_s, max(ours, theirs), quiet))
     for ppo_case in PPO_CASES[:1] if quick else PPO_CASES:
-        rows += shown(measure_ppo(ppo_case, peers, repeats, turn_s))
+        rows += shown(measure_ppo(ppo_case, peers, repeats, turn_s, quiet))
+    print(quiet)
     if not quick and len(peers) == len(PEERS) and (name := by_kernels("learner")):
-        write(name, "make bench-learner", 1, rows, kernels=_native.selected_learner_kernels())
+        write(name, "make bench-learner", 1, rows, kernels=_native.selected_learner_kernels(), note=str(quiet))
 
 
 if __name__ == "__main__":

@@ -63,27 +63,48 @@ def fastest(take: Callable[[], float], seconds: float) -> float:
             return found
 
 
-def alternate(contenders: Sequence[Callable[[int], float]], counts: Sequence[int], repeats: int) -> np.ndarray:
-    """What `contender(count)` returns, `(contenders, repeats)`; they take turns, and take turns at being first."""
+def at_once(take: Callable[[], None]) -> None:
+    """A turn that is taken once, whatever disturbs it."""
+    take()
+
+
+def alternate(
+    contenders: Sequence[Callable[[int], float]],
+    counts: Sequence[int],
+    repeats: int,
+    turn: Callable[[Callable[[], None]], None] = at_once,
+) -> np.ndarray:
+    """What `contender(count)` returns, `(contenders, repeats)`; they take turns, and take turns at being first.
+
+    `turn` calls what takes a turn of all of them, maybe again.
+    """
     values = np.empty((len(contenders), repeats))
+
+    def take(repeat: int) -> None:
+        for place in range(len(contenders)):
+            which = (place + repeat) % len(contenders)
+            values[which, repeat] = contenders[which](counts[which])
+
     gc.collect()
     gc.disable()
     try:
         for repeat in range(repeats):
-            for turn in range(len(contenders)):
-                which = (turn + repeat) % len(contenders)
-                values[which, repeat] = contenders[which](counts[which])
+            turn(partial(take, repeat))
     finally:
         gc.enable()
     return values
 
 
 def alternate_calls(
-    functions: Sequence[Callable[[], object]], repeats: int, repeat_s: float, slices: int = 1
+    functions: Sequence[Callable[[], object]],
+    repeats: int,
+    repeat_s: float,
+    slices: int = 1,
+    turn: Callable[[Callable[[], None]], None] = at_once,
 ) -> np.ndarray:
     """Microseconds of a call `(functions, repeats)`; each repeat calls a function for about `repeat_s`.
 
-    With `slices`, a repeat is that many as long as this, and its fastest counts.
+    With `slices`, a repeat is that many as long as this, and its fastest counts. `turn`: see `alternate`.
     """
     counts = []
     for function in functions:
@@ -94,4 +115,4 @@ def alternate_calls(
     def timed(function: Callable[[], object], calls: int) -> float:
         return min(microseconds(function, calls) for _ in range(slices))
 
-    return alternate([partial(timed, function) for function in functions], counts, repeats)
+    return alternate([partial(timed, function) for function in functions], counts, repeats, turn)
