@@ -404,11 +404,11 @@ def main() -> None:
     quick, peers = arguments.quick, arguments.peers
     one_thread("benchmarks.learner")  # on one core: each has neighbours of its own
     torch.set_num_threads(1)
-    ours, theirs = peak_gflops()
+    quiet = quiet_of(0.0, 0.0) if quick else quiet_of(QUIET_S, FIRST_S)
+    ours, theirs = quiet.turn(peak_gflops)
     print(f"kernels: {_native.selected_learner_kernels()}; SGEMM 256x256x512: {ours:.1f} GFLOP/s, torch {theirs:.1f}")
     rows = [Row("SGEMM 256x256x512", ours, "GFLOP/s", "higher", (ours, ours), 30, "torch", theirs)]
     repeats, slice_s, turn_s = (5, 1e-3, 0.1) if quick else (15, 2e-3, 0.2)
-    quiet = quiet_of(0.0, 0.0) if quick else quiet_of(QUIET_S, FIRST_S)
     for case in [*cases(quick), *(PIXEL_CASES[:1] if quick else PIXEL_CASES)]:
         rows += measure(case, repeats, slice_s, max(ours, theirs), quiet)
     for sampling_case in SAMPLING_CASES[:1] if quick else SAMPLING_CASES:
