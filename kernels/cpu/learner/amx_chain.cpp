@@ -75,10 +75,14 @@ class SmallChain {
 
   PEARL_AMX_SIMD void run() {
     set_up_tiles(kWholeTiles);
+    keep_awake();
     prepare();
     const std::size_t columns = g_.columns();
     Place before, at, next = after(at);
-    for (std::size_t step = 0; step < kSteps; ++step) make_all(at, step);
+    for (std::size_t step = 0; step < kSteps; ++step) {
+      make_all(at, step);
+      keep_awake();
+    }
     for (std::size_t column = 0; column < columns; column += kLanes) {
       const bool starts = column == 0, makes = column + kLanes < columns;
       begin_third();
@@ -110,6 +114,7 @@ class SmallChain {
 #pragma GCC unroll 2
       for (std::size_t turn = 0; turn < kTurns; ++turn) finish(done, turn);
     }
+    keep_awake();
     end_third(before);
     give_up_tiles();
   }

@@ -76,12 +76,15 @@ class Gradient {
       for (float* sums : sums_) _mm512_store_ps(sums, _mm512_setzero_ps());
     if constexpr (MakesX) copy_weights(g_.made_x.a, 1, g_.made_x.a_row, g_.made_x.depth, weights_of_x_);
     const bool few = g_.last <= kFew;
+    set_up_tiles(kWholeTiles);
+    keep_awake();
     if (few) split_few();
     const std::size_t panels = few ? g_.panels - 1 : g_.panels;
-    set_up_tiles(kWholeTiles);
+    keep_awake();
     for (std::size_t unit = 0; unit < kUnits; ++unit) {
       split_left(0, 0, unit);
       split_right(0, 0, unit);
+      if (unit == kUnits / 2) keep_awake();
     }
     load_first(0, 0);
     for (std::size_t panel = 0; panel < panels; ++panel) {
@@ -98,11 +101,12 @@ class Gradient {
       multiply_pairs(2, other, third, 2, last);
       multiply_pairs(2, last, fourth, 0, other);
     }
-    give_up_tiles();
     for (std::size_t unit = 0; kOfGates && unit < kUnits; ++unit) {
       finish_sums(2, 0, unit);
       finish_sums(2, 2, unit);
     }
+    keep_awake();
+    give_up_tiles();
     if constexpr (From == Slopes::of_signs)
       for (std::size_t row = 0; row < kSquare; row += kLanes) _mm512_storeu_ps(layer_.products + row, totals(row));
     else if (From != Slopes::stored && g_.bias != nullptr)

@@ -70,9 +70,11 @@ class FirstGradients {
   PEARL_AMX_SIMD void run(float* second_sums) {
     const std::size_t blocks = 2 * s_.panels - (s_.last > kLanes ? 0 : 1);
     set_up_tiles(kWholeTiles);
+    keep_awake();
     for (std::size_t input = 0; input <= terms(); ++input) std::fill_n(held_.first(input), kSquare, 0.0f);
     std::fill_n(held_.second(), kSquare, 0.0f);
     split_weights(0);
+    keep_awake();
     make_all();
     for (std::size_t block = 0; block < blocks; ++block) {
       const bool starts = block == 0, makes = block + 1 < blocks;
@@ -88,11 +90,12 @@ class FirstGradients {
       }
       store_sums([&](std::size_t i) { return held_.sums(i); });
     }
-    give_up_tiles();
     take_inputs(blocks - 1);
 #pragma GCC unroll 1
     for (std::size_t turn = 0; turn < kSteps * kTurns; ++turn) finish(blocks - 1, turn);
+    keep_awake();
     give(second_sums);
+    keep_awake();
   }
 
  private:
