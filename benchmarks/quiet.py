@@ -19,7 +19,7 @@ TOLERANCE = (
     1.25  # of the probe's least time; quiet times are within a tenth of each other, disturbed ones twice as long
 )
 PROBE_S = 5e-3
-PAUSE_S = 0.3  # between probes while a neighbour is there
+PAUSE_S = 0.02  # between probes; a core that idles is given to others
 
 
 class Quiet:
