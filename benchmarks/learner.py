@@ -10,7 +10,7 @@ Each turn consists of slices of a few milliseconds, and the fastest counts, on a
 a shared machine only adds time. So each turn is a selected number, and medians and spreads are those of turns; records
 of before 2026-11-27 have means of whole turns instead. A neighbour on the same core slows ours, whose products use it
 fully, more than peers that wait for other things: while there is one, ratios are lower. So a turn of all sides is
-repeated if, before or after it, a product of the kernels took a quarter longer than its least time, for up to 20
+repeated if, before or after it, a product of the kernels took 1.4 times its least time, for up to 20
 minutes of a run.
 
 "With sampling" are steps that sample and gather their batch themselves, uniformly from a full replay of 10,000
