@@ -9,9 +9,9 @@ measured on the same core.
 Each turn consists of slices of a few milliseconds, and the fastest counts, on all sides: what else runs on the cores of
 a shared machine only adds time. So each turn is a selected number, and medians and spreads are those of turns; records
 of before 2026-11-27 have means of whole turns instead. A neighbour on the same core slows ours, whose products use it
-fully, more than peers that wait for other things: while there is one, ratios are lower. So a turn of all sides is
-repeated if, before or after it, a product of the kernels took 1.4 times its least time, for up to 20
-minutes of a run.
+fully, more than peers that wait for other things: while there is one, ratios are lower. So all sides run on one core
+and move to another when there is a neighbour for long, and a turn of all sides is repeated if, before or after it, a
+product of the kernels took 1.4 times its least time, for up to 20 minutes of a run.
 
 "With sampling" are steps that sample and gather their batch themselves, uniformly from a full replay of 10,000
 transitions of Pendulum-v1's shapes (DQN: of CartPole-v1's, by priority). Ours is setting 2's loop in C++ with the
@@ -46,7 +46,7 @@ from gymnasium import spaces
 from benchmarks import workload
 from benchmarks.peers import training
 from benchmarks.peers.torch_scripts import ActorCriticScript, Columns, DqnScript, Script
-from benchmarks.quiet import Quiet
+from benchmarks.quiet import Quiet, own_cores
 from benchmarks.record import Row, by_kernels, shown, write
 from benchmarks.timing import DifferenceError, alternate_calls, fastest, microseconds, one_thread, options
 from benchmarks.workload import Filled, Loop
@@ -257,7 +257,7 @@ def quiet_of(limit_s: float, first_s: float) -> Quiet:
     """With a product of a learner's size as the probe: of 64 x 64 by 512."""
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(64, 64)).astype(np.float32), rng.normal(size=(64, 512)).astype(np.float32)
-    return Quiet(partial(_native.gemm, a, b, np.empty((64, 512), np.float32)), limit_s, first_s)
+    return Quiet(partial(_native.gemm, a, b, np.empty((64, 512), np.float32)), limit_s, first_s, own_cores())
 
 
 def measure(case: Case, repeats: int, slice_s: float, peak: float, quiet: Quiet) -> list[Row]:
@@ -402,7 +402,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS, metavar="NAME", help=", ".join(PEERS))
     arguments = parser.parse_args()
     quick, peers = arguments.quick, arguments.peers
-    one_thread("benchmarks.learner")  # on one core: each has neighbours of its own
+    one_thread("benchmarks.learner", pinned=False)
     torch.set_num_threads(1)
     quiet = quiet_of(0.0, 0.0) if quick else quiet_of(QUIET_S, FIRST_S)
     ours, theirs = quiet.turn(peak_gflops)

@@ -23,6 +23,7 @@ from benchmarks import (  # noqa: E402
     gae,
     peers,
     pixels,
+    quiet,
     reaching,
     record,
     replay,
@@ -528,3 +529,51 @@ def test_advantages_of_codes_and_of_copies_are_compared_with_our_own():
     rows = list(gae.against_ourselves((6, 5), gae.Plan(repeats=3, their_repeat_s=1e-5)))
     assert [(row.case, row.peer) for row in rows] == [("T=6 N=5 codes", "float32"), ("T=6 N=5 floor", "copy")]
     assert all(row.ours > 0 and row.theirs > 0 for row in rows)
+
+
+class Turns:
+    """A probe whose times are given, and a clock that only sleeping moves."""
+
+    def __init__(self, monkeypatch, *probe_us):
+        self.now, self.taken, times = 0.0, 0, iter(probe_us)
+        monkeypatch.setattr(quiet, "microseconds", lambda probe, calls: next(times))
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def take(self):
+        self.taken += 1
+        self.sleep(0.5)
+        return self.taken
+
+    def quiet(self, limit_s):
+        return quiet.Quiet(lambda: None, limit_s, 0.0, clock=lambda: self.now, sleep=self.sleep)
+
+
+def test_a_turn_that_ends_disturbed_is_repeated_when_it_is_quiet(monkeypatch):
+    turns = Turns(monkeypatch, 10.0, 10.0, 30.0, 30.0, 13.0, 12.0)
+    waiting = turns.quiet(60.0)
+    assert waiting.turn(turns.take) == turns.taken == 2
+    assert (waiting.turns, waiting.disturbed, waiting.repeated_s) == (1, 0, pytest.approx(0.5 + quiet.PAUSE_S))
+
+
+def test_turns_beyond_the_limit_count_as_they_are(monkeypatch, capsys):
+    turns = Turns(monkeypatch, 10.0, 10.0, *[30.0] * 10_000)
+    waiting = turns.quiet(20.0)
+    assert [waiting.turn(turns.take) for _ in range(3)] == [2, 3, 4]
+    assert (waiting.turns, waiting.disturbed) == (3, 3)
+    assert 20.0 <= waiting.repeated_s < 20.1
+    assert "waiting: the probe takes 30.0 us, at least 10.0" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(len(quiet.own_cores()) < 2, reason="needs two cores of which it can choose")
+def test_a_process_and_its_children_move_to_a_core():
+    cores = quiet.own_cores()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        try:
+            for core in cores[:2]:
+                quiet.move(core)
+                assert os.sched_getaffinity(0) == os.sched_getaffinity(child.pid) == {core}
+        finally:
+            for thread in Path("/proc/self/task").iterdir():
+                os.sched_setaffinity(int(thread.name), cores)
