@@ -11,9 +11,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
-
-import psutil
 
 from benchmarks.timing import microseconds
 
@@ -28,18 +28,21 @@ PAUSE_S = 0.02  # between probes; a core that idles is given to others
 
 def move(core: int) -> None:
     """Move all threads of this process, and of those it has started, to a core."""
-    own = psutil.Process()
-    for process in (own, *own.children(recursive=True)):
-        try:
-            for thread in process.threads():
-                os.sched_setaffinity(thread.id, {core})
-        except (psutil.NoSuchProcess, ProcessLookupError):
-            continue  # it has just ended
+    ended = suppress(FileNotFoundError, ProcessLookupError)
+    processes = [os.getpid()]
+    for process in processes:
+        with ended:
+            for thread in list(Path(f"/proc/{process}/task").iterdir()):
+                with ended:
+                    os.sched_setaffinity(int(thread.name), {core})
+                    processes += map(int, (thread / "children").read_text(encoding="ascii").split())
 
 
 def own_cores() -> list[int]:
-    """Those that this process may use; none where it cannot choose."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    """Those that this process may use; none where it cannot move what it has started."""
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        return []
+    return sorted(os.sched_getaffinity(0))
 
 
 class Quiet:
