@@ -400,21 +400,24 @@ def rollout_of(case: training.Case) -> dict[str, np.ndarray]:
 def main() -> None:
     parser = options(__doc__, "a few cases")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS, metavar="NAME", help=", ".join(PEERS))
+    parser.add_argument(
+        "--quiet-s", type=float, default=QUIET_S, help="for disturbed turns, at most (default: %(default)g)"
+    )
     arguments = parser.parse_args()
     quick, peers = arguments.quick, arguments.peers
     one_thread("benchmarks.learner", pinned=False)
     torch.set_num_threads(1)
-    quiet = quiet_of(0.0, 0.0) if quick else quiet_of(QUIET_S, FIRST_S)
+    quiet = quiet_of(0.0, 0.0) if quick else quiet_of(arguments.quiet_s, FIRST_S)
     ours, theirs = quiet.turn(peak_gflops)
     print(f"kernels: {_native.selected_learner_kernels()}; SGEMM 256x256x512: {ours:.1f} GFLOP/s, torch {theirs:.1f}")
     rows = [Row("SGEMM 256x256x512", ours, "GFLOP/s", "higher", (ours, ours), 30, "torch", theirs)]
     repeats, slice_s, turn_s = (5, 1e-3, 0.1) if quick else (15, 2e-3, 0.2)
-    for case in [*cases(quick), *(PIXEL_CASES[:1] if quick else PIXEL_CASES)]:
-        rows += measure(case, repeats, slice_s, max(ours, theirs), quiet)
     for sampling_case in SAMPLING_CASES[:1] if quick else SAMPLING_CASES:
         rows += shown(measure_sampling(sampling_case, peers, repeats, turn_s, max(ours, theirs), quiet))
     for ppo_case in PPO_CASES[:1] if quick else PPO_CASES:
         rows += shown(measure_ppo(ppo_case, peers, repeats, turn_s, quiet))
+    for case in [*cases(quick), *(PIXEL_CASES[:1] if quick else PIXEL_CASES)]:
+        rows += measure(case, repeats, slice_s, max(ours, theirs), quiet)
     print(quiet)
     if not quick and len(peers) == len(PEERS) and (name := by_kernels("learner")):
         write(name, "make bench-learner", 1, rows, kernels=_native.selected_learner_kernels(), note=str(quiet))
