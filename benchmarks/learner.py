@@ -4,7 +4,7 @@ Double DQN (Huber loss, clipped gradients), DDPG, TD3 and SAC, with Adam; DQN al
 with a Nature CNN. The peers are this project's own torch learner
 (flat parameters, fused Adam) and a plain torch script with fused Adam, as users write it. Before the measurement, a
 check confirms that all three train the same weights. GFLOP/s count matrix products only; the peer is the SGEMM peak
-measured on the same core.
+measured at the beginning.
 
 Each turn consists of slices of a few milliseconds, and the fastest counts, on all sides: what else runs on the cores of
 a shared machine only adds time. So each turn is a selected number, and medians and spreads are those of turns; records
@@ -400,14 +400,11 @@ def rollout_of(case: training.Case) -> dict[str, np.ndarray]:
 def main() -> None:
     parser = options(__doc__, "a few cases")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS, metavar="NAME", help=", ".join(PEERS))
-    parser.add_argument(
-        "--quiet-s", type=float, default=QUIET_S, help="for disturbed turns, at most (default: %(default)g)"
-    )
     arguments = parser.parse_args()
     quick, peers = arguments.quick, arguments.peers
     one_thread("benchmarks.learner", pinned=False)
     torch.set_num_threads(1)
-    quiet = quiet_of(0.0, 0.0) if quick else quiet_of(arguments.quiet_s, FIRST_S)
+    quiet = quiet_of(0.0, 0.0) if quick else quiet_of(QUIET_S, FIRST_S)
     ours, theirs = quiet.turn(peak_gflops)
     print(f"kernels: {_native.selected_learner_kernels()}; SGEMM 256x256x512: {ours:.1f} GFLOP/s, torch {theirs:.1f}")
     rows = [Row("SGEMM 256x256x512", ours, "GFLOP/s", "higher", (ours, ours), 30, "torch", theirs)]

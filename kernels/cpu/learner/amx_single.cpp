@@ -67,6 +67,7 @@ class FirstGradients {
  public:
   explicit FirstGradients(const SingleOutput& single) : s_(single), held_(pages<Held>()) {}
 
+  // Leaves the tiles set up: the second layer's gradient follows.
   PEARL_AMX_SIMD void run(float* second_sums) {
     const std::size_t blocks = 2 * s_.panels - (s_.last > kLanes ? 0 : 1);
     set_up_tiles(kWholeTiles);
