@@ -163,10 +163,9 @@ struct Finish {
 
 // The products of 16 x 32 by 32 x 16 numbers, or of two by two such blocks: six of their three parts, three of two; of
 // numbers on one side that are whole in one part, as many as the other side has. After each, `meanwhile` gives the vector
-// units something to do. `spare`: 16 x 16 floats that are overwritten. A tile's store stalls for about 900 cycles if the
-// one before it is more than about 1,600 cycles ago (measured), so there is one here.
+// units something to do.
 template <std::size_t Left, std::size_t Right, int Rows, int Columns, class Meanwhile>
-PEARL_AMX_INLINE void multiply(const std::uint16_t* const* left, const std::uint16_t* const* right, float* spare,
+PEARL_AMX_INLINE void multiply(const std::uint16_t* const* left, const std::uint16_t* const* right,
                                const Meanwhile& meanwhile) {
   const auto all = [&] PEARL_AMX_SIMD __attribute__((always_inline)) {
     _tile_dpbf16ps(0, 4, 6);
@@ -185,7 +184,6 @@ PEARL_AMX_INLINE void multiply(const std::uint16_t* const* left, const std::uint
   };
   // Small products first; each part on the right, which comes from the L2 cache, is loaded once.
   static_assert(Left == 1 || Right == 1 || Left == Right);
-  _tile_stored(6, spare, 64);
   if constexpr (Right == 1) {
     load_right(0);
     for (std::size_t part = Left; part-- > 0;) {

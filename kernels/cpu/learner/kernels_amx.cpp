@@ -36,9 +36,10 @@ bool fits(const Gemm& g) {
   return std::min(g.m, columns) >= least && g.depth >= kDepth && g.m * columns * g.depth >= kLeastWork<Parts>;
 }
 
-// A product, in blocks of 16 rows of a and 16 columns of b: two by two blocks at a time, over a run of steps. The
-// tiles' unit is busy for hundreds of cycles with their products, in which the vector units split factors that are
-// needed later, and finish sums that are complete.
+// A product, in blocks of 16 rows of a and 16 columns of b: two by two blocks at a time, over a run of steps. All blocks
+// of b are split before the first rows need them, and stay in the L2 cache; those of a before each two rows. Sums are
+// finished between the next products. To split between products as well took longer: most of what is stored is not in
+// the nearest cache then, and tiles' loads wait for it.
 //
 // `Turned`: b(k, j) lies k floats, within its segment, behind j * b_step.
 //
@@ -70,9 +71,8 @@ class TiledProduct {
       end_ = std::min(g.depth, k_ + kMostSteps * kDepth);
       steps_ = (end_ - k_ + kDepth - 1) / kDepth;
       const std::size_t held = std::min(columns_, kMostBlocks / steps_);
-      right_ = memory((held + 4) * steps_ * kBlock);
-      lefts_[0] = right_ + held * steps_ * kBlock;
-      lefts_[1] = lefts_[0] + 2 * steps_ * kBlock;
+      right_ = memory((held + 2) * steps_ * kBlock);
+      left_ = right_ + held * steps_ * kBlock;
       for (first_ = 0; first_ < columns_; first_ = last_) {
         last_ = std::min(columns_, first_ + held);
         run_columns();
@@ -83,78 +83,56 @@ class TiledProduct {
 
  private:
   static constexpr std::size_t kLeft = Of == Gates::left ? 1 : Parts, kRight = Of == Gates::right ? 1 : Parts;
-  static constexpr std::size_t kProducts = Of == Gates::none ? Parts * (Parts + 1) / 2 : Parts;
 
   PEARL_AMX_SIMD void run_columns() {
-    left_ = {0, 0, std::min<std::size_t>(2, rows_) * steps_};
-    right_next_ = 0;
-    split_ = {};
-    split_row_ = kLanes;
-    const std::size_t pairs = (last_ - first_ + 1) / 2;
-    split_up_to(blocks_of_columns(first_) * steps_);
-    split_left_up_to_end();
     for (std::size_t row = 0; row < rows_; row += 2) {
       const bool two_rows = row + 1 < rows_;
-      const std::uint16_t* const left = lefts_[row / 2 % 2];
-      left_ = {row + 2, 0, row + 2 < rows_ ? std::min<std::size_t>(2, rows_ - row - 2) * steps_ : 0};
+      split_left(row, left_);
+      if (two_rows) split_left(row + 1, left_ + steps_ * kBlock);
       for (std::size_t column = first_; column < last_;) {
         const std::size_t blocks = blocks_of_columns(column);
-        const std::uint16_t* const right = right_ + (column - first_) * steps_ * kBlock;
-        // The next columns' blocks of b will be needed in the first rows; all are held then.
-        right_end_ = row > 0 ? right_next_ : std::min(last_ - first_, column - first_ + blocks + 2) * steps_;
-        const std::size_t splits = right_end_ - right_next_ + left_.end / pairs + 1;
-        const std::size_t parts = splits * (kLanes / kSplitRows) + waiting_ * (kLanes / kFinishRows);
-        share_ = std::min<std::size_t>(3, (parts + kProducts * steps_ - 1) / (kProducts * steps_));
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-        const auto meanwhile = [&] PEARL_AMX_SIMD __attribute__((always_inline)) { work(); };
+        std::uint16_t* const right = right_ + (column - first_) * steps_ * kBlock;
+        if (row == 0) {
+          split_right(column, right);
+          if (blocks == 2) split_right(column + 1, right + steps_ * kBlock);
+        }
+        zero_sums();
+        const auto meanwhile = [&] PEARL_AMX_SIMD __attribute__((always_inline)) {
+          if (waiting_ > 0) finish_rows();
+        };
         for (std::size_t step = 0; step < steps_; ++step) {
-          const std::uint16_t* const lefts[2] = {left + step * kBlock, left + (steps_ + step) * kBlock};
+          const std::uint16_t* const lefts[2] = {left_ + step * kBlock, left_ + (steps_ + step) * kBlock};
           const std::uint16_t* const rights[2] = {right + step * kBlock, right + (steps_ + step) * kBlock};
           if (two_rows && blocks == 2)
-            multiply<kLeft, kRight, 2, 2>(lefts, rights, sums_[turn_ ^ 1][0], meanwhile);
+            multiply<kLeft, kRight, 2, 2>(lefts, rights, meanwhile);
           else if (two_rows)
-            multiply<kLeft, kRight, 2, 1>(lefts, rights, sums_[turn_ ^ 1][0], meanwhile);
+            multiply<kLeft, kRight, 2, 1>(lefts, rights, meanwhile);
           else if (blocks == 2)
-            multiply<kLeft, kRight, 1, 2>(lefts, rights, sums_[turn_ ^ 1][0], meanwhile);
+            multiply<kLeft, kRight, 1, 2>(lefts, rights, meanwhile);
           else
-            multiply<kLeft, kRight, 1, 1>(lefts, rights, sums_[turn_ ^ 1][0], meanwhile);
+            multiply<kLeft, kRight, 1, 1>(lefts, rights, meanwhile);
         }
-        split_up_to(right_end_);
         finish_all();
-        float(*sums)[kLanes * kLanes] = sums_[turn_ ^= 1];
-        _tile_stored(0, sums[0], 64);
-        wait_for(row, column, sums[0]);
+        _tile_stored(0, sums_[0], 64);
+        wait_for(row, column, sums_[0]);
         if (blocks == 2) {
-          _tile_stored(1, sums[1], 64);
-          wait_for(row, column + 1, sums[1]);
+          _tile_stored(1, sums_[1], 64);
+          wait_for(row, column + 1, sums_[1]);
         }
         if (two_rows) {
-          _tile_stored(2, sums[2], 64);
-          wait_for(row + 1, column, sums[2]);
+          _tile_stored(2, sums_[2], 64);
+          wait_for(row + 1, column, sums_[2]);
         }
         if (two_rows && blocks == 2) {
-          _tile_stored(3, sums[3], 64);
-          wait_for(row + 1, column + 1, sums[3]);
+          _tile_stored(3, sums_[3], 64);
+          wait_for(row + 1, column + 1, sums_[3]);
         }
         column += blocks;
       }
-      split_left_up_to_end();
     }
     finish_all();
   }
 
-  // A share of what waits to be finished or split.
-  PEARL_AMX_SIMD __attribute__((noinline)) void work() {
-    for (std::size_t i = 0; i < share_; ++i) {
-      if (waiting_ > 0)
-        finish_rows();
-      else if (!split_rows())
-        return;
-    }
-  }
   PEARL_AMX_INLINE void finish_rows() {
     const Finish& finish = finishes_[waiting_ - 1];
     finish.template do_rows<Of != Gates::none>(g, g.accumulate || k_ > 0, g.relu && end_ == g.depth, finish_row_);
@@ -163,26 +141,27 @@ class TiledProduct {
     finish_row_ = 0;
     --waiting_;
   }
-  PEARL_AMX_INLINE bool split_rows() {
-    if (split_row_ == kLanes && !begin_split()) return false;
-    if constexpr (Of == Gates::none)
-      split_.template do_rows<Parts>(split_row_);
-    else if (of_right_ == (Of == Gates::right))
-      split_.template do_rows<1, Taken::gates>(split_row_);
-    else
-      split_.template do_rows<Parts, Of == Gates::right ? Taken::times_lanes : Taken::times_rows>(split_row_);
-    split_row_ += kSplitRows;
-    return true;
-  }
   PEARL_AMX_SIMD void finish_all() {
     while (waiting_ > 0) finish_rows();
   }
-  PEARL_AMX_SIMD void split_up_to(std::size_t right) {
-    right_end_ = right;
-    while (right_next_ < right || (split_row_ < kLanes && of_right_)) split_rows();
+
+  // A block of 16 columns or rows, in all steps.
+  PEARL_AMX_SIMD __attribute__((noinline)) void split_right(std::size_t column, std::uint16_t* to) {
+    for (std::size_t k = k_; k < end_; k += kDepth, to += kBlock) split<Of == Gates::right>(of_right(column, k, to));
   }
-  PEARL_AMX_SIMD void split_left_up_to_end() {
-    while (left_.next < left_.end || split_row_ < kLanes) split_rows();
+  PEARL_AMX_SIMD __attribute__((noinline)) void split_left(std::size_t block, std::uint16_t* to) {
+    for (std::size_t k = k_; k < end_; k += kDepth, to += kBlock) split<Of == Gates::left>(of_left(block, k, to));
+  }
+  template <bool IsGates>
+  PEARL_AMX_INLINE void split(const Split& split) {
+    keep_awake();
+    for (std::size_t row = 0; row < kLanes; row += kSplitRows)
+      if constexpr (Of == Gates::none)
+        split.template do_rows<Parts>(row);
+      else if constexpr (IsGates)
+        split.template do_rows<1, Taken::gates>(row);
+      else
+        split.template do_rows<Parts, Of == Gates::right ? Taken::times_lanes : Taken::times_rows>(row);
   }
 
   // Blocks from `column` on that are multiplied together: of one panel.
@@ -194,41 +173,33 @@ class TiledProduct {
     return std::min(kLanes, (g.panels > 1 && panel + 1 == g.panels ? g.last_n : g.n) - first);
   }
   std::ptrdiff_t place(std::size_t k, std::ptrdiff_t step, std::ptrdiff_t segment) const {
+    if (k < g.segment) return static_cast<std::ptrdiff_t>(k) * step;
     return static_cast<std::ptrdiff_t>(k / g.segment) * segment + static_cast<std::ptrdiff_t>(k % g.segment) * step;
   }
 
-  // The next block to split: of b as far as it is needed soon, then of a.
-  PEARL_AMX_SIMD bool begin_split() {
-    of_right_ = right_next_ < right_end_;
-    if (of_right_)
-      split_ = of_right(right_next_++);
-    else if (left_.next < left_.end)
-      split_ = of_left(left_.next++);
-    else
-      return false;
-    split_row_ = 0;
-    return true;
-  }
-  Split of_right(std::size_t index) {
-    const std::size_t column = first_ + index / steps_, k = k_ + index % steps_ * kDepth, steps = end_ - k;
+  Split of_right(std::size_t column, std::size_t k, std::uint16_t* to) {
+    const std::size_t steps = end_ - k;
     if constexpr (Turned) {
       const float* const from =
           g.b + static_cast<std::ptrdiff_t>(column * kLanes) * g.b_step + place(k, 1, g.b_segment);
       for (std::size_t i = 0; i < 2; ++i) turn(i, from + i * kLanes, g.b_step, width(column), half(steps, i));
-      return {turned_[0], turned_[1], kLanes, 0xFFFF, 0xFFFF, half(steps, 0), half(steps, 1), right_ + index * kBlock,
-              times_of(k)};
+      return {turned_[0], turned_[1], kLanes, 0xFFFF, 0xFFFF, half(steps, 0), half(steps, 1), to, times_of(k)};
     }
     const float* b = g.b + static_cast<std::ptrdiff_t>(column / in_panel_) * g.b_panel + column % in_panel_ * kLanes +
                      place(k, g.b_step, g.b_segment);
     const __mmask16 lanes = first_lanes(width(column));
-    return {b, b + static_cast<std::ptrdiff_t>(kLanes) * g.b_step, g.b_step, lanes, lanes, steps,
-            steps > kLanes ? steps - kLanes : 0, right_ + index * kBlock};
+    return {b,
+            b + static_cast<std::ptrdiff_t>(kLanes) * g.b_step,
+            g.b_step,
+            lanes,
+            lanes,
+            steps,
+            steps > kLanes ? steps - kLanes : 0,
+            to};
   }
-  Split of_left(std::size_t index) {
-    const std::size_t block = left_.row + index / steps_, k = k_ + index % steps_ * kDepth, steps = end_ - k;
-    const std::size_t first = block * kLanes, rows = std::min(kLanes, g.m - first);
+  Split of_left(std::size_t block, std::size_t k, std::uint16_t* to) {
+    const std::size_t steps = end_ - k, first = block * kLanes, rows = std::min(kLanes, g.m - first);
     const float* a = g.a + static_cast<std::ptrdiff_t>(first) * g.a_row + place(k, g.a_step, g.a_segment);
-    std::uint16_t* const to = lefts_[block / 2 % 2] + index * kBlock;
     if (g.a_step == 1)
       return {a,    a + kLanes, g.a_row, first_lanes(steps), first_lanes(steps > kLanes ? steps - kLanes : 0),
               rows, rows,       to,      times_of(k)};
@@ -268,22 +239,14 @@ class TiledProduct {
             : nullptr};
   }
 
-  struct Left {
-    std::size_t row, next, end;  // blocks of 16 rows, and of 32 steps
-  };
-
   const Gemm& g;
   const Times times_;
   const LearnerKernels& avx512_ = *avx512_learner_kernels();
   const std::size_t rows_, in_panel_, columns_;  // blocks of 16
-  std::size_t k_ = 0, end_ = 0, steps_ = 0, first_ = 0, last_ = 0, share_ = 0, turn_ = 0;
-  std::size_t right_next_ = 0, right_end_ = 0, split_row_ = kLanes, waiting_ = 0, finish_row_ = 0;
-  bool of_right_ = false;
-  Left left_ = {};
-  Split split_ = {};
+  std::size_t k_ = 0, end_ = 0, steps_ = 0, first_ = 0, last_ = 0, waiting_ = 0, finish_row_ = 0;
   Finish finishes_[4];
-  std::uint16_t *right_ = nullptr, *lefts_[2] = {};
-  alignas(64) float sums_[2][4][kLanes * kLanes];
+  std::uint16_t *right_ = nullptr, *left_ = nullptr;
+  alignas(64) float sums_[4][kLanes * kLanes];
   alignas(64) float turned_[2][kLanes * kLanes];
 };
 

@@ -54,20 +54,6 @@ class HeldRows {
   std::size_t count_ = 1;
 };
 
-PEARL_AMX_SIMD void store_tiles(float (*sums)[kLanes * kLanes]) {
-  _tile_stored(0, sums[0], 64);
-  _tile_stored(1, sums[1], 64);
-  _tile_stored(2, sums[2], 64);
-  _tile_stored(3, sums[3], 64);
-}
-
-PEARL_AMX_SIMD void zero_tiles() {
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-}
-
 template <std::size_t Parts>
 PEARL_AMX_SIMD void pack(const PanelConvolution& c, const float* weights, std::uint16_t* parts) {
   const std::size_t taps = c.kernel[0] * c.kernel[1], row = c.out;
@@ -119,14 +105,16 @@ class Convolution {
           const std::size_t positions[2] = {x, pair ? order[i + 1] : x};
           const std::size_t rows = pair || tiles_ == 2 ? 2 : 1;
           multiply_positions(y, positions, n, rows);
-          float(*sums)[kLanes * kLanes] = sums_[turn_ ^= 1];
-          store_tiles(sums);
+          store_sums([&](int tile) { return sums_[tile]; });
           for (std::size_t tile = 0; tile < rows; ++tile)
             for (std::size_t j = 0; j < 2; ++j) {
               const std::size_t first = tiles_ == 2 ? tile * rows_ : 0, channel = (n + j) * kLanes;
               const std::size_t at = first * static_cast<std::size_t>(g.c_row) + y * result_row +
                                      positions[tile] * c.out + channel;
-              finishes_[waiting_++] = {sums[2 * tile + j], std::min(rows_, images_ - first), 0xFFFF, g.c + at,
+              finishes_[waiting_++] = {sums_[2 * tile + j],
+                                       std::min(rows_, images_ - first),
+                                       0xFFFF,
+                                       g.c + at,
                                        g.bias == nullptr ? nullptr : g.bias + channel,
                                        g.gate == nullptr ? nullptr : g.gate + at};
             }
@@ -142,7 +130,7 @@ class Convolution {
   PEARL_AMX_SIMD void multiply_positions(std::size_t y, const std::size_t* positions, std::size_t n, std::size_t rows) {
     const std::size_t blocks = c.out / kLanes, second = tiles_ == 2 ? kSize<Parts> : 0;
     const auto meanwhile = [&] PEARL_AMX_SIMD __attribute__((always_inline)) { work(); };
-    zero_tiles();
+    zero_sums();
     for (const Meeting& row : c.rows[y]) {
       const std::uint16_t* const from = ring_ + held_.slot(static_cast<std::size_t>(row.place)) * in_row_;
       for (std::size_t t = 0; t < c.columns[positions[0]].size(); ++t) {
@@ -159,9 +147,9 @@ class Convolution {
           const std::uint16_t* const left[2] = {at(column[0]), at(column[1]) + second};
           const std::uint16_t* const right[2] = {weights, weights + kSize<Parts>};
           if (rows == 2)
-            multiply<Parts, Parts, 2, 2>(left, right, sums_[turn_ ^ 1][0], meanwhile);
+            multiply<Parts, Parts, 2, 2>(left, right, meanwhile);
           else
-            multiply<Parts, Parts, 1, 2>(left, right, sums_[turn_ ^ 1][0], meanwhile);
+            multiply<Parts, Parts, 1, 2>(left, right, meanwhile);
         }
       }
     }
@@ -222,10 +210,10 @@ class Convolution {
   const std::size_t in_row_;
   std::uint16_t *ring_ = nullptr, *zeros_ = nullptr;
   std::size_t next_ = 0, end_ = 0, x_ = 0, chunk_ = 0, tile_ = 0, split_row_ = kLanes;  // of what is split
-  std::size_t waiting_ = 0, finish_row_ = 0, turn_ = 0;
+  std::size_t waiting_ = 0, finish_row_ = 0;
   Split split_ = {};
   Finish finishes_[4];
-  alignas(64) float sums_[2][4][kLanes * kLanes];
+  alignas(64) float sums_[4][kLanes * kLanes];
 };
 
 template <std::size_t Parts>
@@ -397,7 +385,7 @@ class Gradients {
               const std::uint16_t* const left[2] = {from + at[0], from + at[1]};
               const std::uint16_t* const slopes = split_slopes_[y % 2] + (x * out_blocks + n) * kSize<Parts>;
               const std::uint16_t* const right[2] = {slopes, slopes + kSize<Parts>};
-              multiply<Rows::kParts, Parts, 2, 2>(left, right, spare_, meanwhile);
+              multiply<Rows::kParts, Parts, 2, 2>(left, right, meanwhile);
             }
             _tile_stored(0, c, stride);
             _tile_stored(1, c + kLanes, stride);
@@ -454,7 +442,6 @@ class Gradients {
   std::size_t columns_ = 0;
   std::uint16_t *ring_ = nullptr, *split_slopes_[2] = {};
   std::size_t next_ = 0, end_ = 0, next_slopes_ = 0, slopes_end_ = 0, number_ = 0, pair_ = 0;
-  alignas(64) float spare_[kLanes * kLanes];
 };
 
 template <std::size_t Parts>

@@ -16,9 +16,9 @@
 
 namespace pearl::learner {
 
-// Transitions whose activations are held at once: enough to amortise a pass over the weights' gradients, few enough for
-// the activations to stay in the L2 cache.
-inline constexpr std::size_t kGroup = 128;
+// Transitions whose activations are held at once: enough to amortise a pass over the weights' gradients and splitting the
+// weights for products, few enough for the activations to stay in the L2 cache.
+inline constexpr std::size_t kGroup = 256;
 
 // Loads `count` rows of `width` floats into a panel and zeroes its other transitions.
 void load_panel(const LearnerKernels& kernels, const float* rows, std::size_t width, std::size_t count, float* panel);
