@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -70,7 +70,7 @@ SLOTS = 10_000
 PUBLICATION_INTERVAL = 100
 SLICES = 10  # of a turn, of steps alone
 SLICE_S = 5e-3  # of other turns
-QUIET_S, FIRST_S = 1_200.0, 10.0  # spent at most on disturbed turns, and on a first look at the core
+QUIET_S, FIRST_S = 1_200.0, 30.0  # spent at most on disturbed turns, and on a first look at the core
 CONTINUOUS = (((64, 64), 32), ((256, 128), 32), ((256, 128), 512), ((256, 256), 256))
 
 
@@ -254,10 +254,21 @@ def peak_gflops() -> tuple[float, float]:
 
 
 def quiet_of(limit_s: float, first_s: float) -> Quiet:
-    """With a product of a learner's size as the probe: of 64 x 64 by 512."""
+    """With products as the probe: small ones of 64 x 64 by 512, and for as long one that needs the L2 cache."""
     rng = np.random.default_rng(0)
-    a, b = rng.normal(size=(64, 64)).astype(np.float32), rng.normal(size=(64, 512)).astype(np.float32)
-    return Quiet(partial(_native.gemm, a, b, np.empty((64, 512), np.float32)), limit_s, first_s, own_cores())
+
+    def product(size: int) -> Callable[[], None]:
+        a, b = (rng.normal(size=(size, columns)).astype(np.float32) for columns in (size, 512))
+        return partial(_native.gemm, a, b, np.empty((size, 512), np.float32))
+
+    small, large = product(64), product(256)
+
+    def probe() -> None:
+        for _ in range(8):
+            small()
+        large()
+
+    return Quiet(probe, limit_s, first_s, own_cores())
 
 
 def measure(case: Case, repeats: int, slice_s: float, peak: float, quiet: Quiet) -> list[Row]:
