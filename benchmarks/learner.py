@@ -426,6 +426,7 @@ def main() -> None:
         rows += shown(measure_ppo(ppo_case, peers, repeats, turn_s, quiet))
     for case in [*cases(quick), *(PIXEL_CASES[:1] if quick else PIXEL_CASES)]:
         rows += measure(case, repeats, slice_s, max(ours, theirs), quiet)
+    quiet.end()  # a record counts the cores that can be used
     print(quiet)
     if not quick and len(peers) == len(PEERS) and (name := by_kernels("learner")):
         write(name, "make bench-learner", 1, rows, kernels=_native.selected_learner_kernels(), note=str(quiet))

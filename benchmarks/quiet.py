@@ -26,15 +26,15 @@ SAID_S = 10.0  # between messages while it waits
 PAUSE_S = 0.02  # between probes; a core that idles is given to others
 
 
-def move(core: int) -> None:
-    """Move all threads of this process, and of those it has started, to a core."""
+def move(*cores: int) -> None:
+    """Move all threads of this process, and of those it has started, to these cores."""
     ended = suppress(FileNotFoundError, ProcessLookupError)
     processes = [os.getpid()]
     for process in processes:
         with ended:
             for thread in list(Path(f"/proc/{process}/task").iterdir()):
                 with ended:
-                    os.sched_setaffinity(int(thread.name), {core})
+                    os.sched_setaffinity(int(thread.name), cores)
                     processes += map(int, (thread / "children").read_text(encoding="ascii").split())
 
 
@@ -106,6 +106,11 @@ class Quiet:
                 self.disturbed += 1
                 return found
             self.repeated_s += self._clock() - start
+
+    def end(self) -> None:
+        """Run on all cores again."""
+        if self._cores:
+            move(*self._cores)
 
     def __str__(self) -> str:
         return (

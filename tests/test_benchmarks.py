@@ -567,13 +567,19 @@ def test_turns_beyond_the_limit_count_as_they_are(monkeypatch, capsys):
 
 
 @pytest.mark.skipif(len(quiet.own_cores()) < 2, reason="needs two cores of which it can choose")
-def test_a_process_and_its_children_move_to_a_core():
+def test_a_process_and_its_children_move_to_a_core_and_back():
     cores = quiet.own_cores()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+
+        def both():
+            assert os.sched_getaffinity(0) == os.sched_getaffinity(child.pid)
+            return os.sched_getaffinity(0)
+
+        waiting = quiet.Quiet(lambda: None, 0.0, 0.0, cores)
         try:
-            for core in cores[:2]:
-                quiet.move(core)
-                assert os.sched_getaffinity(0) == os.sched_getaffinity(child.pid) == {core}
+            assert both() == {cores[0]}
+            quiet.move(cores[1])
+            assert both() == {cores[1]}
         finally:
-            for thread in Path("/proc/self/task").iterdir():
-                os.sched_setaffinity(int(thread.name), cores)
+            waiting.end()
+        assert both() == set(cores)
