@@ -1,5 +1,7 @@
 """Primitives on CUDA devices and on the emulator of their kernels; see kernels/cuda/."""
 
+from collections.abc import Callable
+
 from pearl._device import ColumnStore as ColumnStore
 from pearl._device import DeviceQueue as DeviceQueue
 from pearl._device import Gae as Gae
@@ -15,6 +17,7 @@ class Queue(DeviceQueue):
     @property
     def stream(self) -> int: ...
     def __init__(self, index: int, compiler: str, cache: str) -> None: ...
+    def record_on(self, stream: int, work: Callable[[], None]) -> None: ...
     def write_out_of_bounds(self) -> None: ...
 
 class EmulatedQueue(DeviceQueue):

@@ -17,9 +17,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
+
+import pearl.backends.cuda.graphs
+from pearl.backends.cuda import torch_steps
 
 T = TypeVar("T")
 
@@ -80,12 +84,22 @@ class _Recorder(TorchDispatchMode):
             storage.copy_(kept)
 
 
+class _Launches:
+    """In the place of an operation: kernels of PEARL's."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+
+    def __call__(self) -> None:
+        self._work()
+
+
 class EmulatedGraph:
     """Recorded calls."""
 
     def __init__(self, graphs: EmulatedGraphs, recorder: _Recorder) -> None:
         self._graphs = graphs
-        self._calls = [call for call in recorder.calls if not _is_view(call[1])]
+        self._calls = [call for call in recorder.calls if isinstance(call[1], _Launches) or not _is_view(call[1])]
         self.made = [tensor.detach() for tensor in recorder.made.values() if tensor.is_floating_point()]
         self._used = {_memory(tensor) for _, _, *call in self._calls for tensor in _tensors(call)}
 
@@ -139,6 +153,20 @@ class _Order(TorchDispatchMode):
             self._graphs.races.append(f"{what} on {self._graphs.current} does not wait for {other}")
 
 
+def instead_of_cuda(monkeypatch: pytest.MonkeyPatch) -> list[EmulatedGraphs]:
+    """Learners on "cuda" get emulated graphs: these, in the order in which they are made."""
+    made: list[EmulatedGraphs] = []
+
+    def make(device: torch.device) -> EmulatedGraphs:
+        assert device.type == "cuda"
+        made.append(EmulatedGraphs())
+        return made[-1]
+
+    monkeypatch.setattr(pearl.backends.cuda.graphs, "CudaGraphs", make)
+    torch_steps._warn_once.cache_clear()
+    return made
+
+
 class EmulatedEvent:
     waited = False
 
@@ -157,6 +185,7 @@ class EmulatedGraphs:
         self.waits: list[tuple[str, str]] = []
         self._clocks: dict[str, Counter[str]] = defaultdict(Counter)
         self._graphs: list[EmulatedGraph] = []
+        self._recorder: _Recorder | None = None
         self.order = _Order(self)
         self.events: list[EmulatedEvent] = []
         self.on_host: set[int] = set()  # the memory of a trainer's tensors that would not be on the device
@@ -179,7 +208,7 @@ class EmulatedGraphs:
         return _memory(tensor) not in self.on_device
 
     @contextlib.contextmanager
-    def main(self) -> Iterator[None]:
+    def main(self, stream: object = None) -> Iterator[None]:
         self.order = _Order(self)
         with self.order:
             yield
@@ -205,13 +234,20 @@ class EmulatedGraphs:
     def forget(self) -> None:
         self._graphs.clear()
 
+    def launch(self, queue: object, work: Callable[[], None]) -> None:
+        if self._recorder is None:
+            work()
+        else:
+            self._recorder.calls.append((False, _Launches(work), (), {}, None))
+
     def capture(self, step: Callable[[], T]) -> tuple[EmulatedGraph, T]:
         self.captures += 1
-        recorder = _Recorder(self.on_host)
+        self._recorder = recorder = _Recorder(self.on_host)
         try:
             with recorder:
                 result = step()
         finally:
+            self._recorder = None
             recorder.undo()
         graph = EmulatedGraph(self, recorder)
         self._graphs.append(graph)

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import test_recurrent as recurrent
 import torch
-from emulated_cuda_graphs import EmulatedGraphs
+from emulated_cuda_graphs import EmulatedGraphs, instead_of_cuda
 from gymnasium import spaces
 from torch import nn
 
-import pearl.backends.cuda.graphs
 from pearl.algorithms import DDPG, DQN, REDQ, SAC, TD3, Batch, CrossQ, DroQ, RecurrentDQN, Trainer
 from pearl.algorithms.trainer import Phase
 from pearl.backends.cuda import sub_batches as parts_on_streams
@@ -57,19 +56,11 @@ WHOLE = {"crossq": (CrossQ, {**ALL_RATES, "critic_hidden_sizes": (24,), **SMALL}
 
 @pytest.fixture(autouse=True)
 def graphs(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[list[EmulatedGraphs]]:
-    """Learners on "cuda" get emulated graphs: these, in the order in which they were made."""
+    """What Learners on "cuda" get; none in tests for a GPU."""
     if request.node.get_closest_marker("cuda"):
         yield []
         return
-    made: list[EmulatedGraphs] = []
-
-    def make(device: torch.device) -> EmulatedGraphs:
-        assert device.type == "cuda"
-        made.append(EmulatedGraphs())
-        return made[-1]
-
-    monkeypatch.setattr(pearl.backends.cuda.graphs, "CudaGraphs", make)
-    torch_steps._warn_once.cache_clear()
+    made = instead_of_cuda(monkeypatch)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield made

@@ -115,6 +115,18 @@ def test_uniform_draws_count_their_updates(place: Place, monkeypatch: pytest.Mon
     assert device.replay.statistics().updates == 20 * BATCH
 
 
+def test_draws_for_recordings_are_those_of_the_cpu() -> None:
+    device, cpu = OnDevice(Dueling), Setup(Dueling, native=True)
+    kernel, storage = device.replay.kernel, device.storage.kernel
+    for beta in np.linspace(0, 1, 70):  # more than are prepared at once
+        kernel.prepare_iteration(BATCH, beta)
+        kernel.launch_prepared_draw(storage)
+        expected = cpu.replay.sample(BATCH, beta)
+        indices, weights, _ = kernel.read_batch()
+        np.testing.assert_array_equal(indices, expected.indices)
+        np.testing.assert_array_equal(weights, expected.weights)
+
+
 def test_it_draws_what_the_cpu_draws() -> None:
     device, cpu = OnDevice(Dueling), Setup(Dueling, native=True)
     for setup in (device, cpu):

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
+from emulated_cuda_graphs import EmulatedGraphs, instead_of_cuda
 from test_device_loop import PLACES, OnDevice, assert_same_replay
-from test_native_loop import BATCH, BOX, CAPACITY, DISCRETE, OBS, Deterministic, Dueling, assert_same_state, rows_of
+from test_native_loop import (
+    BATCH,
+    BOX,
+    CAPACITY,
+    DISCRETE,
+    OBS,
+    Deterministic,
+    Dueling,
+    Soft,
+    Twin,
+    assert_same_state,
+    rows_of,
+)
 
 from pearl.algorithms import Trainer
 from pearl.backends.cuda.device import EMULATOR
@@ -19,35 +33,55 @@ from pearl.learner.torch_learner import TorchLearner
 from pearl.replay import make_replay_manager
 from pearl.spec import ReplaySpec, TransitionSpec
 
+Mode = Literal["prioritized", "uniform"]
+
+
+@pytest.fixture(autouse=True)
+def graphs(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[EmulatedGraphs]:
+    """What Learners on "cuda" get; none in tests for a GPU."""
+    return [] if request.node.get_closest_marker("cuda") else instead_of_cuda(monkeypatch)
+
 
 class OnEmulator(OnDevice):
     """The replay on the emulator, and torch's step on the host, whose memory the emulator's is."""
 
     place = PLACES["cuda"]
 
-    def __init__(self, trainer_class: type[Trainer], *, joined: bool) -> None:
+    def __init__(
+        self, trainer_class: type[Trainer], *, joined: bool, mode: Mode = "prioritized", **options: Any
+    ) -> None:
         class Learner(TorchLearner):
             def fused_iteration(self, replay: Any, storage: Any, batch_size: int) -> TorchIteration | None:
                 fields = self._batch._fields
                 return TorchIteration(self.step_on_device, fields, replay, storage, batch_size) if joined else None
 
-        self.place = self.place._replace(learner=Learner)
+        self._mode = mode
+        self.place = self.place._replace(learner=partial(Learner, device="cuda", capture=joined, **options))
         super().__init__(trainer_class)
+
+    def make_replay(self) -> Any:
+        return make_replay_manager(ReplaySpec(CAPACITY, self._mode), seed=5, **self.place.replay)
 
 
 on_emulator = pytest.mark.skipif(PLACES["cuda"].replay["device"] != EMULATOR, reason="with the emulator only")
 
 
-@on_emulator
-@pytest.mark.parametrize("trainer_class", [Dueling, Deterministic])
-def test_iterations_on_the_device_are_those_over_the_host(trainer_class: type[Trainer]) -> None:
-    joined, apart = OnEmulator(trainer_class, joined=True), OnEmulator(trainer_class, joined=False)
+def with_exact_rates(trainer_class: type[Trainer]) -> type[Trainer]:
+    """With learning rates that are float32, as recordings read them."""
+    rates = {name: 2.0**-10 for name in dir(trainer_class) if name.endswith("learning_rate")}
+    return type(trainer_class.__name__, (trainer_class,), rates)
+
+
+def assert_joined_is_apart(trainer_class: type[Trainer], mode: Mode = "prioritized", **options: Any) -> None:
+    """Iterations on the device give what those over the host do, also where rows and slots change on the way."""
+    exact = with_exact_rates(trainer_class)
+    joined, apart = (OnEmulator(exact, joined=joined, mode=mode, **options) for joined in (True, False))
     assert type(joined.loop.kernel._iteration).__name__ == "_FusedIteration"
     answers = []
     for setup in (joined, apart):
         found = []
         for iterations in (1, 7, 30):
-            setup.laq.grant(iterations, 0.4)
+            setup.laq.grant(iterations, 0.4 + iterations / 100)
             assert setup.loop.run_once()
             found.append(setup.answer())
             with setup.loop.insertion_window():
@@ -59,9 +93,50 @@ def test_iterations_on_the_device_are_those_over_the_host(trainer_class: type[Tr
 
 
 @on_emulator
-def test_what_diverges_stops_it_with_its_batch() -> None:
+@pytest.mark.parametrize("sub_batches", [1, 3])
+@pytest.mark.parametrize("trainer_class", [Dueling, Deterministic, Twin, Soft])
+def test_iterations_on_the_device_are_those_over_the_host(
+    trainer_class: type[Trainer], sub_batches: int, graphs: list[EmulatedGraphs]
+) -> None:
+    assert_joined_is_apart(trainer_class, sub_batches=sub_batches)
+    recorded, _ = graphs
+    assert recorded.replays >= 38 - 3 * recorded.captures > 20  # all but the first three of each kind
+    assert recorded.races == []
+
+
+@on_emulator
+def test_uniform_draws_count_their_updates() -> None:
+    assert_joined_is_apart(Dueling, "uniform")
+
+
+@on_emulator
+def test_iterations_of_steps_that_cannot_be_recorded_are_the_same(graphs: list[EmulatedGraphs]) -> None:
+    class Waiting(Dueling):
+        def update_policy(self, batch: Any, weights: torch.Tensor) -> torch.Tensor:
+            priorities = super().update_policy(batch, weights)
+            return priorities if priorities.sum().item() >= 0 else -priorities
+
+        def step_kind(self) -> tuple[object, ...] | str:
+            return ((self.gradient_steps + 1) % self.target_update_interval == 0,)
+
+    assert_joined_is_apart(Waiting)
+    assert (graphs[0].captures, graphs[0].replays) == (1, 0)
+
+
+@on_emulator
+def test_a_draw_that_is_not_recorded_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: kernels that run while torch records, and in no replay."""
+    monkeypatch.setattr(EmulatedGraphs, "launch", lambda self, queue, work: work())
+    with pytest.raises(AssertionError):
+        assert_joined_is_apart(Dueling)
+
+
+@on_emulator
+@pytest.mark.parametrize("before", [2, 20])
+def test_what_diverges_stops_it_with_its_batch(before: int, graphs: list[EmulatedGraphs]) -> None:
     setup = OnEmulator(Dueling, joined=True)
-    setup.run(2)
+    setup.run(before)
+    assert (graphs[0].replays > 0) == (before > 3)
     rows = {name: column[: setup.replay.capacity].copy() for name, column in setup.rows.items()}
     rows["reward"][:] = np.nan
     setup.replay.insert(setup.storage.insert(rows))

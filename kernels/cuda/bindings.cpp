@@ -39,6 +39,13 @@ void bind_queues(py::module_& module) {
           "stream", [](const CudaQueue& queue) { return reinterpret_cast<std::uintptr_t>(queue.stream()); },
           "The address of the CUDA stream that everything is launched on, for other libraries.")
       .def(
+          "record_on",
+          [](CudaQueue& queue, std::uintptr_t stream, const py::function& work) {
+            queue.record_on(reinterpret_cast<cuda::Stream>(stream), [&] { work(); });
+          },
+          py::arg("stream"), py::arg("work"),
+          "Call work(), whose launches go to the CUDA stream at this address: for one that another library records.")
+      .def(
           "write_out_of_bounds",
           [](CudaQueue& queue) {
             constexpr std::int32_t kItems = 64;

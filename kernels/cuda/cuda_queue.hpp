@@ -1,6 +1,7 @@
 // A CUDA device's queue: a stream of its primary context, which torch uses too. Kernels are compiled by NVRTC.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,6 +33,8 @@ class CudaQueue final : public DeviceQueue {
   std::shared_ptr<const Kernels> compile(const std::string& stem, const std::vector<std::string>& kernels,
                                          const std::vector<std::string>& options = {}) override;
   std::size_t most_cluster() const override;
+  // What `work` launches goes to `stream`, which another library records.
+  void record_on(cuda::Stream stream, const std::function<void()>& work);
   bool records() const override { return true; }
   void copy_async(const void* from, void* to, std::size_t bytes) override;
   void copy(const void* from, void* to, std::size_t bytes) override;

@@ -4,17 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import torch
 
+    from pearl._device import DeviceQueue
     from pearl.algorithms.batch import Batch
     from pearl.algorithms.trainer import TrainerLike
     from pearl.learner.protocol import FusedIteration
 
 T = TypeVar("T")
-Step: TypeAlias = "Callable[[Sequence[torch.Tensor], torch.Tensor], torch.Tensor]"
+Launch: TypeAlias = "Callable[[DeviceQueue, Callable[[], None]], None]"  # calls what launches kernels of the queue
+
+
+@dataclass(frozen=True)
+class Around:
+    """What comes before and after each of a device's steps, and is recorded with them: the rest of an iteration.
+
+    `before` leaves the batch where the step reads it. `after` gets the step's priorities. Both are called with what
+    launches the kernels of a queue in the order of torch's operations. `stream` is the queue's; None: torch's own.
+    """
+
+    before: Callable[[Launch], None]
+    after: Callable[[Launch, torch.Tensor], None]
+    stream: torch.cuda.Stream | None
+
+
+Step: TypeAlias = "Callable[[Sequence[torch.Tensor], torch.Tensor, Around], torch.Tensor]"
 
 
 class Graph(Protocol):
@@ -56,8 +74,13 @@ class DeviceSteps(Protocol):
     def device(self) -> torch.device:
         """Where it trains."""
 
-    def step(self, columns: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
-        """What `update_policy` returns for a batch of `columns` with `weights`, on the host or the device."""
+    def step(
+        self, columns: Sequence[torch.Tensor], weights: torch.Tensor, around: Around | None = None
+    ) -> torch.Tensor:
+        """What `update_policy` returns for a batch of `columns` with `weights`, on the host or the device.
+
+        With `around`, the batch is on the device already, where each batch of its iterations will be.
+        """
 
 
 class TorchSupport(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +28,7 @@ from pearl.learner.protocol import StepResult
 from pearl.learner.trainer_learner import TrainerLearner
 
 if TYPE_CHECKING:
-    from pearl.backends.torch_support import DeviceSteps
+    from pearl.backends.torch_support import Around, DeviceSteps
     from pearl.learner.protocol import FusedIteration
 
 _CALLS_US = 40.0  # of a step, for each tensor that it trains; about 100 were measured on an AMD EPYC
@@ -113,23 +114,31 @@ class TorchLearner(TrainerLearner[TrainerLike]):
             self._gradients.clear()
         return StepResult(result, td_error, {"td_error": td_error, **own}, gradients)
 
-    def step_on_device(self, columns: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
+    def step_on_device(
+        self, columns: Sequence[torch.Tensor], weights: torch.Tensor, around: Around | None = None
+    ) -> torch.Tensor:
         """A step on `columns` with `weights`; the priorities `(batch,)`, for which nothing waits.
 
-        Raises TrainerError for priorities of another shape.
+        `around` is the rest of an iteration, on a device. Raises TrainerError for priorities of another shape.
         """
+        if around is not None:
+            after = around.after
+            around = replace(around, after=lambda launch, found: after(launch, self._checked(found, len(weights))))
         if self._device_steps is not None:
-            priorities = self._device_steps.step(columns, weights)
+            priorities = self._device_steps.step(columns, weights, around)
         elif self.sub_batches > 1:
             priorities = self._step_in_parts(self._batch(*columns), weights)
         else:
             priorities = self.trainer.update_policy(self._batch(*columns), weights)
+        return self._checked(priorities, len(weights))
+
+    def _checked(self, priorities: torch.Tensor, count: int) -> torch.Tensor:
         is_tensor = isinstance(priorities, torch.Tensor)
-        if not is_tensor or tuple(priorities.shape) != (len(weights),):
+        if not is_tensor or tuple(priorities.shape) != (count,):
             found = f"shape {tuple(priorities.shape)}" if is_tensor else f"a {type(priorities).__name__}"
-            column = is_tensor and priorities.numel() == len(weights)
+            column = is_tensor and priorities.numel() == count
             raise TrainerError(
-                f"{type(self.trainer).__name__}.update_policy() must return a tensor of shape ({len(weights)},), a "
+                f"{type(self.trainer).__name__}.update_policy() must return a tensor of shape ({count},), a "
                 f"priority for each transition; found {found}."
                 # With targets of shape (batch,), values of shape (batch, 1) give errors of shape (batch, batch).
                 + (" Return priorities.squeeze(1), and look for other values of that shape." if column else "")

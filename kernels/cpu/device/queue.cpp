@@ -20,15 +20,8 @@ std::size_t DeviceQueue::lanes(std::size_t count) const {
 thread_local bool DeviceQueue::recording_here = false;
 
 std::unique_ptr<const Recording> DeviceQueue::record(const std::function<void()>& work) {
-  recording_here = true;
-  try {
-    auto made = recorded(work);
-    recording_here = false;
-    return made;
-  } catch (...) {
-    recording_here = false;
-    throw;
-  }
+  const RecordingHere recording;
+  return recorded(work);
 }
 
 std::unique_ptr<const Recording> DeviceQueue::recorded(const std::function<void()>&) {

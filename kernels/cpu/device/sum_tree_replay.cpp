@@ -247,8 +247,15 @@ void SumTreeReplay::prepare_draws(std::size_t draws, std::size_t count, double b
   prepare_draws_locked(draws, count, beta);
 }
 
-// Returns the place of the first.
-std::size_t SumTreeReplay::prepare_draws_locked(std::size_t draws, std::size_t count, double beta) {
+void SumTreeReplay::prepare_iteration(std::size_t count, double beta) {
+  const std::lock_guard lock(mutex_);
+  make_room_for_draws(1, count, beta);
+  draws_[prepared_] = next_draw(count, beta);
+  draws_.send_to(*queue_, prepared_++, 0);
+  count_updates_locked(count);
+}
+
+void SumTreeReplay::make_room_for_draws(std::size_t draws, std::size_t count, double beta) {
   begin_sample(count, beta);
   if (draws > kMostAhead) throw ReplayError("At most " + std::to_string(kMostAhead) + " draws are prepared at once.");
   if (prepared_ + draws > kMostAhead) {
@@ -256,10 +263,15 @@ std::size_t SumTreeReplay::prepare_draws_locked(std::size_t draws, std::size_t c
     prepared_ = 0;
   }
   if (device_batch_.count() != count) device_batch_ = {*queue_, count, Placement::device};
+  last_ = {&device_batch_, count, static_cast<std::uint32_t>(known_.counters.inserts)};
+}
+
+// Returns the place of the first.
+std::size_t SumTreeReplay::prepare_draws_locked(std::size_t draws, std::size_t count, double beta) {
+  make_room_for_draws(draws, count, beta);
   const std::size_t first = prepared_;
   for (; prepared_ < first + draws; ++prepared_) draws_[prepared_] = next_draw(count, beta);
   draws_.send(*queue_, first, draws);
-  last_ = {&device_batch_, count, static_cast<std::uint32_t>(known_.counters.inserts)};
   return first;
 }
 
@@ -360,6 +372,10 @@ void SumTreeReplay::launch(const Recording& recording) {
 
 void SumTreeReplay::count_updates(std::size_t count) {
   const std::lock_guard lock(mutex_);
+  count_updates_locked(count);
+}
+
+void SumTreeReplay::count_updates_locked(std::size_t count) {
   if (!prioritized_) known_.counters.updates += count;  // else the kernels count
 }
 

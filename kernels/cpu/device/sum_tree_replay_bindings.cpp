@@ -115,6 +115,17 @@ void bind_sum_tree_replay(py::module_& module) {
           },
           py::arg("priorities").noconvert(),
           "Launch an update of the batch of launch_sample, without waiting; `priorities` (n,) of Queue.shared_floats.")
+      .def("prepare_iteration", &Tree::prepare_iteration, py::arg("batch_size"), py::arg("beta"),
+           py::call_guard<Released>(),
+           "Work out the next draw for an iteration: launch_prepared_draw and launch_update_there, or a recording of both.")
+      .def(
+          "launch_prepared_draw",
+          [](Tree& tree, ColumnStore& columns) {
+            const std::size_t count = launched(tree).count();
+            const Released released;
+            tree.launch_draw(0, count, &columns);
+          },
+          py::arg("columns"), "Launch the draw of prepare_iteration as launch_sample does.")
       .def(
           "launch_update_there",
           [](Tree& tree, const DeviceView& priorities) {
@@ -123,9 +134,9 @@ void bind_sum_tree_replay(py::module_& module) {
               throw ReplayError("priorities must be " + std::to_string(batch.count()) + " numbers of Queue.device_floats.");
             const Released released;
             tree.launch_update(batch.indices(), static_cast<const float*>(priorities.data), batch.generations(), batch.count());
-            tree.count_updates(batch.count());
           },
-          py::arg("priorities"), "The same with `priorities` (n,) of Queue.device_floats.")
+          py::arg("priorities"),
+          "Launch the update of prepare_iteration with `priorities` (n,) of Queue.device_floats.")
       .def(
           "draw_there",
           [](Tree& tree) {
@@ -135,7 +146,7 @@ void bind_sum_tree_replay(py::module_& module) {
             return py::make_tuple(DeviceView{memory, batch.indices(), "<i8", shape},
                                   DeviceView{memory, batch.weights(), "<f4", shape});
           },
-          "Where launch_sample writes slots and importance weights, in the device's memory.")
+          "Where draws write slots and importance weights, in the device's memory.")
       .def("times_us", &times_us, py::arg("batch_size"), py::arg("priorities").noconvert(), py::arg("launches"),
            py::arg("repeats"),
            "Microseconds of a draw or, with `priorities` of Queue.shared_floats, of an update, in each of `repeats` runs of "

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from pearl.backends.torch_support import Event, Graph
 from pearl.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from pearl import _cuda
+    from pearl._device import DeviceQueue
 
 T = TypeVar("T")
 
@@ -16,6 +20,9 @@ T = TypeVar("T")
 def in_order_on(stream: torch.cuda.Stream) -> Iterator[None]:
     """Run on `stream`: after what the caller's stream has to do, before what follows there."""
     caller = torch.cuda.current_stream(stream.device)
+    if caller == stream:
+        yield
+        return
     stream.wait_stream(caller)
     try:
         with torch.cuda.stream(stream):
@@ -30,7 +37,8 @@ class CudaGraphs:
     def __init__(self, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", index)
-        self._main = self._stream()
+        self._own = self._main = self._stream()
+        self._capturing = False
         self._parts: list[torch.cuda.Stream] = []
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -52,10 +60,21 @@ class CudaGraphs:
         return event
 
     @contextlib.contextmanager
-    def main(self) -> Iterator[None]:
-        """Run on the main stream: after what the caller's stream has to do, before what follows there."""
+    def main(self, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
+        """Run on the main stream: after what the caller's stream has to do, before what follows there.
+
+        With `stream`, that is the main stream meanwhile.
+        """
+        self._main = stream or self._own
         with in_order_on(self._main):
             yield
+
+    def launch(self, queue: DeviceQueue, work: Callable[[], None]) -> None:
+        """Call `work`, which launches kernels of `queue`: on its stream, or, while `capture` records, where it does."""
+        if self._capturing:
+            cast("_cuda.Queue", queue).record_on(self._own.cuda_stream, work)
+        else:
+            work()
 
     @contextlib.contextmanager
     def part(self, number: int) -> Iterator[None]:
@@ -76,18 +95,25 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, step: Callable[[], T]) -> tuple[Graph, T]:
-        """Record what `step` does on the main stream, without running it; also returns what it returned.
+        """Record what `step` does on a stream of its own, without running it; also returns what it returned.
 
         Tensors that `step` makes are in memory that graphs share: they hold what was computed until the next replay of
         any graph. Raises what `step` raises, also for operations that cannot be recorded.
         """
+        main, self._main, self._capturing = self._main, self._own, True
+        try:
+            return self._recorded(step)
+        finally:
+            self._main, self._capturing = main, False
+
+    def _recorded(self, step: Callable[[], T]) -> tuple[Graph, T]:
         graph = torch.cuda.CUDAGraph()
         generator = torch.cuda.default_generators[self.device.index]
         random_state = generator.clone_state()
         error: Exception | None = None
         try:
             # Other threads may allocate memory meanwhile: "thread_local".
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._main, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._own, capture_error_mode="thread_local"):
                 try:
                     result = step()
                 except Exception as found:

@@ -12,7 +12,7 @@ from pearl.backends.cuda.device import EMULATOR
 from pearl.backends.cuda.graphs import in_order_on
 from pearl.backends.cuda.replay import CudaReplayManager
 from pearl.backends.cuda.storage import CudaDataStorage
-from pearl.backends.torch_support import Step
+from pearl.backends.torch_support import Around, Launch, Step
 from pearl.lazy_torch import torch
 from pearl.learner.torch_learner import mean_td_error
 
@@ -38,8 +38,9 @@ def iteration_on(
 class TorchIteration:
     """Iterations of setting 2 on one GPU: draw, gather, train and update, without a batch on the host.
 
-    `step` trains on the columns `fields` with weights and returns priorities `(batch,)`, all on the device. The host
-    reads the outcome of up to eight iterations at once. No other batches may be drawn on the device meanwhile.
+    `step` trains on the columns `fields` with weights and returns priorities `(batch,)`, all on the device. Where it is
+    recorded, all of an iteration is. The host reads the outcome of up to eight iterations at once. No other batches may
+    be drawn on the device meanwhile.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class TorchIteration:
     ) -> None:
         self._step = step
         self._replay, self._storage, self._batch_size = replay.kernel, storage.kernel, batch_size
-        queue = storage.queue
+        self._queue = queue = storage.queue
         self._stream: torch.cuda.Stream | None = None
         if storage.device != EMULATOR:
             place = torch.device(storage.device)
@@ -55,25 +56,33 @@ class TorchIteration:
         names = [field.name for field in storage.spec.fields]
         columns = dict(zip(names, self._storage.batch_there(batch_size), strict=True))
         self._columns = [self._tensor(columns[name]) for name in fields]
-        self._priorities = [queue.device_floats(batch_size) for _ in range(_UNREAD)]
-        self._written = [self._tensor(view) for view in self._priorities]
-        self._drawn: _Drawn | None = None
+        self._given = queue.device_floats(batch_size)  # the priorities, for the kernels
+        self._priorities = self._tensor(self._given)
+        self._kept: _Kept | None = None
+        self._around = Around(self._draw, self._update, self._stream)
         self._unread, self._td_errors = 0, 0.0
         self._last = 0  # place of the last iteration that was read
 
     def train(self, beta: float) -> None:
         """Begin an iteration with importance weights of exponent `beta`."""
-        place = self._unread
         with self._in_order():
-            self._replay.launch_sample(self._batch_size, beta, self._storage)
-            if self._drawn is None:
-                self._drawn = _Drawn(*map(self._tensor, self._replay.draw_there()))
-            self._drawn.keep(place)
-            self._written[place].copy_(self._step(self._columns, self._drawn.weights))
-            self._replay.launch_update_there(self._priorities[place])
+            self._replay.prepare_iteration(self._batch_size, beta)
+            if self._kept is None:
+                indices, weights = map(self._tensor, self._replay.draw_there())
+                self._kept = _Kept(indices, weights, self._priorities)
+            self._step(self._columns, self._kept.weights, self._around)
         self._unread += 1
         if self._unread == _UNREAD:
             self._read()
+
+    def _draw(self, launch: Launch) -> None:
+        launch(self._queue, lambda: self._replay.launch_prepared_draw(self._storage))
+
+    def _update(self, launch: Launch, priorities: torch.Tensor) -> None:
+        assert self._kept is not None
+        self._priorities.copy_(priorities.detach())
+        self._kept.keep()
+        launch(self._queue, lambda: self._replay.launch_update_there(self._given))
 
     def finish(self) -> float:
         """Wait for the iterations since the last call; the sum of their mean absolute TD errors.
@@ -86,17 +95,17 @@ class TorchIteration:
 
     def last_batch(self) -> tuple[np.ndarray, np.ndarray]:
         """Slots `(batch,)` int64 and importance weights `(batch,)` float32 of the last that was read, or diverged."""
-        if self._drawn is None:
+        if self._kept is None:
             return np.empty(0, np.int64), np.empty(0, np.float32)
-        return self._drawn.kept(self._last)
+        return self._kept.batch(self._last)
 
     def _read(self) -> None:
         """Wait, and check the outcome of the iterations that the host does not know."""
         count, self._unread = self._unread, 0
-        if count == 0:
+        if count == 0 or self._kept is None:
             return
         with self._in_order():
-            outcomes = torch.stack(self._written[:count]).cpu().numpy()  # which waits
+            outcomes = self._kept.outcomes(count)
         for self._last, priorities in enumerate(outcomes):
             self._td_errors += mean_td_error(priorities)
         self._replay.check()
@@ -112,21 +121,30 @@ class TorchIteration:
         return torch.as_tensor(view, device=self._stream.device)
 
 
-class _Drawn:
-    """Slots and weights of the batch that was drawn, where the kernels write them, and of those not read yet."""
+class _Kept:
+    """Copies of the batches that were drawn, and of their priorities, which the host has not read yet."""
 
-    def __init__(self, indices: torch.Tensor, weights: torch.Tensor) -> None:
-        self._indices, self.weights = indices, weights
-        self._kept = [tensor.new_empty((_UNREAD, len(tensor))) for tensor in (indices, weights)]
+    def __init__(self, indices: torch.Tensor, weights: torch.Tensor, priorities: torch.Tensor) -> None:
+        self.weights = weights
+        self._sources = (indices, weights, priorities)
+        self._copies = [source.new_zeros((_UNREAD, len(source))) for source in self._sources]
+        self._place = indices.new_zeros(1)  # on the device, as recordings are the same for all places
 
-    def keep(self, place: int) -> None:
-        """Copy them, for the host."""
-        for kept, tensor in zip(self._kept, (self._indices, self.weights), strict=True):
-            kept[place].copy_(tensor)
+    def keep(self) -> None:
+        """Copy what the iteration has now, on the device."""
+        for copies, source in zip(self._copies, self._sources, strict=True):
+            copies.index_copy_(0, self._place, source[None])
+        self._place.add_(1)
 
-    def kept(self, place: int) -> tuple[np.ndarray, np.ndarray]:
-        """A copy that was kept."""
-        indices, weights = (kept[place].cpu().numpy().copy() for kept in self._kept)
+    def outcomes(self, count: int) -> np.ndarray:
+        """Wait for the `count` iterations since the last call; their priorities `(count, batch)`."""
+        found: np.ndarray = self._copies[2][:count].cpu().numpy()
+        self._place.zero_()
+        return found.copy()
+
+    def batch(self, place: int) -> tuple[np.ndarray, np.ndarray]:
+        """Slots and weights of an iteration that was read last."""
+        indices, weights = (copies[place].cpu().numpy().copy() for copies in self._copies[:2])
         return indices, weights
 
 

@@ -15,7 +15,7 @@ from pearl.backends.cuda.graphs import CudaGraphs
 from pearl.backends.cuda.staging import Staging
 from pearl.backends.cuda.sub_batches import step_in_parts
 from pearl.backends.cuda.trainer_parts import AN_OPTIMIZER, BakedValues, PythonState, TrainerParts
-from pearl.backends.torch_support import Graph
+from pearl.backends.torch_support import Around, Graph
 from pearl.error_place import described
 from pearl.lazy_torch import torch
 from pearl.learner.torch_learner import parts_of
@@ -50,11 +50,15 @@ class _Memory:
 
 @dataclass(frozen=True)
 class _Uploaded:
-    """Batches with weights, one for each part, and the trainer's `host_inputs`, on the device."""
+    """Batches with weights, one for each part, and the trainer's `host_inputs`, on the device.
+
+    With `around`, the batches will be there once that has run.
+    """
 
     batches: list[tuple[Batch, torch.Tensor]]
     inputs: tuple[torch.Tensor, ...]
     rows: int
+    around: Around | None
 
 
 class TorchSteps:
@@ -91,15 +95,21 @@ class TorchSteps:
         """Where it trains."""
         return self._graphs.device
 
-    def step(self, columns: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
-        """What `update_policy` returns for a batch of `columns` with `weights`, on the host or the device."""
-        with self._graphs.main():
+    def step(
+        self, columns: Sequence[torch.Tensor], weights: torch.Tensor, around: Around | None = None
+    ) -> torch.Tensor:
+        """What `update_policy` returns for a batch of `columns` with `weights`, on the host or the device.
+
+        With `around`, the batch is on the device already, where each batch of its iterations will be: recordings read
+        it there, and have all of an iteration.
+        """
+        with self._graphs.main(None if around is None else around.stream):
             kind = self._kind()
             if kind is None:
-                return self._run(self._uploaded(columns, weights, (), recorded=False)[0])
+                return self._run(self._uploaded(columns, weights, (), around, recorded=False)[0])
             inputs = self._parts.trainer.host_inputs(len(weights))
-            uploaded, form = self._uploaded(columns, weights, inputs, recorded=True)
-            self._graphs.join(len(uploaded.batches) if self._sub_batches > 1 else 0)
+            uploaded, form = self._uploaded(columns, weights, inputs, around, recorded=True)
+            self._graphs.join(len(uploaded.batches) if self._sub_batches > 1 and around is None else 0)
             return self._step_of_kind((kind, form), uploaded)
 
     def _take_parts(self, parts: TrainerParts) -> None:
@@ -134,36 +144,48 @@ class TorchSteps:
         columns: Sequence[torch.Tensor],
         weights: torch.Tensor,
         inputs: tuple[torch.Tensor, ...],
+        around: Around | None,
         *,
         recorded: bool,
     ) -> tuple[_Uploaded, object]:
         """A batch on the device, and its form: of two batches of one form, the second is where the first was."""
         tensors, rows = (*columns, weights), len(weights)
         parts = [[t[a:b] for t in tensors] for a, b in parts_of(rows, self._sub_batches)]
-        form = tuple((tuple(t.shape), t.dtype, t.device) for t in (*tensors, *inputs))
+        shapes = [(tuple(t.shape), t.dtype, t.device) for t in (*tensors, *inputs)]
+        form = tuple(shapes), None if around is None else tuple(t.data_ptr() for t in tensors)
         memory = self._memory.get(form)
         if memory is None:
             if len(self._memory) >= _MOST_FORMS:
                 self._drop_recordings()
                 self._memory.clear()
-            memory = _Memory([Staging(self._graphs, part) for part in parts], Staging(self._graphs, inputs))
+            moving = parts if around is None else []
+            memory = _Memory([Staging(self._graphs, part) for part in moving], Staging(self._graphs, inputs))
             self._memory[form] = memory
         moved = memory.inputs.fill(inputs, recorded=recorded)
+        if around is not None:
+            return _Uploaded([(self._batch_type(*p[:-1]), p[-1]) for p in parts], moved, rows, around), form
         batches = []
         for number, (staging, part) in enumerate(zip(memory.parts, parts, strict=True)):
             with self._stream(number):
                 *moved_columns, moved_weights = staging.fill(part, recorded=recorded)
                 batches.append((self._batch_type(*moved_columns), moved_weights))
-        return _Uploaded(batches, moved, rows), form
+        return _Uploaded(batches, moved, rows, None), form
 
     def _stream(self, number: int) -> AbstractContextManager[None]:
         """Where a part's tensors are moved to the device: a whole batch's on the main stream."""
         return self._graphs.part(number) if self._sub_batches > 1 else nullcontext()
 
     def _run(self, uploaded: _Uploaded) -> torch.Tensor:
+        around = uploaded.around
+        if around is not None:
+            around.before(self._graphs.launch)
         if self._sub_batches == 1:
-            return self._trainer.update_policy(*uploaded.batches[0])
-        return step_in_parts(self._parts, self._graphs, uploaded.batches, uploaded.rows)
+            priorities = self._trainer.update_policy(*uploaded.batches[0])
+        else:
+            priorities = step_in_parts(self._parts, self._graphs, uploaded.batches, uploaded.rows)
+        if around is not None:
+            around.after(self._graphs.launch, priorities)
+        return priorities
 
     def _step_of_kind(self, key: object, uploaded: _Uploaded) -> torch.Tensor:
         trainer = self._parts.trainer

@@ -155,6 +155,13 @@ class DeviceQueue {
   virtual void enqueue(const Recording& recording);
   // Whether this thread's launches are recorded. Those of other threads are made.
   static thread_local bool recording_here;
+  // While it lives, they are.
+  struct RecordingHere {
+    RecordingHere() { recording_here = true; }
+    ~RecordingHere() { recording_here = false; }
+    RecordingHere(const RecordingHere&) = delete;
+    RecordingHere& operator=(const RecordingHere&) = delete;
+  };
   std::atomic<std::uint64_t> launches_ = 0;
 
  private:
@@ -209,6 +216,16 @@ class PassedArray {
   // Enqueue copies of items, or of the first bytes.
   void send(DeviceQueue& queue, std::size_t first, std::size_t count) const {
     if (there_.size() > 0) queue.copy_async(&here_[first], there_.data() + first, count * sizeof(T));
+  }
+  // The host's item at `from` to the kernels' at `to`, where they have memory of their own; else once all launched kernels
+  // have run.
+  void send_to(DeviceQueue& queue, std::size_t from, std::size_t to) const {
+    if (there_.size() > 0) {
+      queue.copy_async(&here_[from], there_.data() + to, sizeof(T));
+    } else if (from != to) {
+      queue.wait();
+      here_[to] = here_[from];
+    }
   }
   void send_bytes(DeviceQueue& queue, std::size_t bytes) const {
     if (there_.size() > 0) queue.copy_async(here_.data(), there_.data(), bytes);

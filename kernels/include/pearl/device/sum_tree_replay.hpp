@@ -74,6 +74,9 @@ class SumTreeReplay final : public ReplayOperations {
   // work-groups draw. Nothing is drawn once `failure`, if it is given, points to something other than 0.
   const BatchMemory& launch_draw(std::size_t place, std::size_t count, ColumnStore* store = nullptr,
                                  const std::int32_t* failure = nullptr);
+  // For an iteration that others record: works out the next draw, as number 0, beside the draws since check(), and counts
+  // the update of its items. Launches that were recorded with place 0 may follow.
+  void prepare_iteration(std::size_t count, double beta);
   // One draw, prepared beside those since check().
   const BatchMemory& launch_sample(std::size_t count, double beta, ColumnStore* store = nullptr);
   // Takes arrays in device memory; `generations` may be null. An invalid batch changes nothing; check() reports it.
@@ -109,11 +112,13 @@ class SumTreeReplay final : public ReplayOperations {
     const Draw* there;
     Draw own;
   };
+  void make_room_for_draws(std::size_t draws, std::size_t count, double beta);
   std::size_t prepare_draws_locked(std::size_t draws, std::size_t count, double beta);
   const BatchMemory& launch_draw_locked(std::size_t place, std::size_t count, ColumnStore* store,
                                         const std::int32_t* failure);
   void launch_sampling(const BatchMemory& batch, std::size_t count, const DrawArgument& draw, ColumnStore* store,
                        const std::int32_t* failure);
+  void count_updates_locked(std::size_t count);
   void check_locked();
   const ReplayProgress& fetched() const;
   void set_progress(const ReplayProgress& progress);
