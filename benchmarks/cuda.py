@@ -28,7 +28,7 @@ from benchmarks.record import Row, shown, write
 from benchmarks.timing import alternate, microseconds, options
 from benchmarks.workload import Case, Filled, Loop
 from pearl.algorithms import DQN
-from pearl.backends.cuda.device import EMULATOR
+from pearl.backends.cuda.device import EMULATOR, cuda_name
 from pearl.backends.cuda.learner import CudaLearner
 from pearl.backends.cuda.replay import CudaReplayManager
 from pearl.backends.cuda.runtime import open_cuda
@@ -136,19 +136,11 @@ def copy_rows(device: str, sizes: tuple[int, ...], repeats: int) -> Iterator[Row
 def iteration_rows(
     device: str, capacity: int, repeats: int, iterations: int, cases: tuple[Case, ...], alone: bool, compiled: bool
 ) -> Iterator[Row]:
-    """Iterations of setting 2 and, unless `alone`, PyTorch's with the replay on the host."""
-
-    def on_device(spec: TransitionSpec, slots: int) -> tuple[Any, Any]:
-        replay = make_replay_manager(ReplaySpec(slots), seed=0, backend="cuda", device=device)
-        return replay, CudaDataStorage(spec, slots, device)
-
-    def on_host(spec: TransitionSpec, slots: int) -> tuple[Any, Any]:
-        return make_replay_manager(ReplaySpec(slots), seed=0), DataStorage(spec, slots)
-
+    """Iterations of setting 2 and, unless `alone`, with steps in PyTorch."""
     for case in cases:
         trainer = case.trainer()
         learner = CudaLearner(trainer, device=device)
-        filled = Filled.of(trainer, capacity, on_device)
+        filled = Filled.of(trainer, capacity, _on_device(device))
         for interval in (8, 64):  # how many are one graph
             ours = Loop(learner, filled, case.batch, weight_sync_interval=interval)
             ours.run(2 * interval)  # records
@@ -158,11 +150,15 @@ def iteration_rows(
         if alone:
             continue
         there = "cpu" if device == EMULATOR else device
-        eager = _eager(case, there, Filled.of(trainer, capacity, on_host))
+        eager = _eager(case, there, Filled.of(trainer, capacity, _on_host))
         peers = {"torch eager, replay on host": lambda count, call=eager: microseconds(call, count)}
         peers["torch in a CUDA graph"] = _torch_iterations(case, capacity, there, compiled=False)
         if compiled and device != EMULATOR:
             peers["torch compiled, in a CUDA graph"] = _torch_iterations(case, capacity, there, compiled=True)
+        if device != EMULATOR:  # where torch works elsewhere
+            peers["this toolkit's torch Learner"] = _torch_learner(
+                case.trainer(device=device), case.batch, capacity, device
+            )
         contenders = [ours.run, *peers.values()]
         values = alternate(contenders, [_count(contender, iterations) for contender in contenders], repeats)
         for name, theirs in zip(peers, values[1:], strict=True):
@@ -203,25 +199,8 @@ def pixel_rows(device: str, capacity: int, repeats: int, iterations: int, compil
     def trainer() -> Any:
         return DQN(images, actions, seed=0, device=device)
 
-    learner = TorchLearner(trainer(), device=device)
-    learner.prepare()
-    replay = make_replay_manager(ReplaySpec(capacity), seed=0, backend="cuda", device=device)
-    filled = Filled.of(learner.trainer, capacity, lambda spec, slots: (replay, CudaDataStorage(spec, slots, device)))
-    ours = learner.fused_iteration(replay, filled.storage, PIXEL_BATCH)
-    assert ours is not None, "its batches stay on the GPU"
-
-    def timed(count: int) -> float:
-        start = time.perf_counter()
-        for _ in range(count):
-            ours.train(0.4)
-        ours.finish()
-        return (time.perf_counter() - start) / count * 1e6
-
-    host = Filled.of(
-        trainer(),
-        capacity,
-        lambda spec, slots: (make_replay_manager(ReplaySpec(slots), seed=0), DataStorage(spec, slots)),
-    )
+    ours = _torch_learner(trainer(), PIXEL_BATCH, capacity, device)
+    host = Filled.of(trainer(), capacity, _on_host)
     peers = {"torch eager, replay on host": _eager_of(trainer(), PIXEL_BATCH, device, host)}
     if compiled:
         import torch
@@ -229,12 +208,45 @@ def pixel_rows(device: str, capacity: int, repeats: int, iterations: int, compil
         theirs = trainer()
         theirs.update_policy = torch.compile(theirs.update_policy)
         peers["torch compiled, replay on host"] = _eager_of(theirs, PIXEL_BATCH, device, host)
-    contenders = [timed, *(functools.partial(_repeated, call) for call in peers.values())]
+    contenders = [ours, *(functools.partial(_repeated, call) for call in peers.values())]
     for contender in contenders:
         contender(8)  # records, compiles
     values = alternate(contenders, [_count(contender, iterations) for contender in contenders], repeats)
     for name, found in zip(peers, values[1:], strict=True):
         yield Row.of(f"iteration DQN Nature CNN B={PIXEL_BATCH}", "us", "lower", values[0], name, found)
+
+
+def _on_device(device: str) -> Callable[[TransitionSpec, int], tuple[Any, Any]]:
+    """Makes a Replay Manager and a Data Storage there."""
+
+    def made(spec: TransitionSpec, slots: int) -> tuple[Any, Any]:
+        replay = make_replay_manager(ReplaySpec(slots), seed=0, backend="cuda", device=device)
+        return replay, CudaDataStorage(spec, slots, device)
+
+    return made
+
+
+def _on_host(spec: TransitionSpec, slots: int) -> tuple[Any, Any]:
+    return make_replay_manager(ReplaySpec(slots), seed=0), DataStorage(spec, slots)
+
+
+def _torch_learner(trainer: Any, batch: int, capacity: int, device: str) -> Callable[[int], float]:
+    """Microseconds of an iteration of the torch Learner with the replay on its GPU: the mean of many."""
+    learner = TorchLearner(trainer, device=device)
+    learner.prepare()
+    filled = Filled.of(trainer, capacity, _on_device(device))
+    iteration = learner.fused_iteration(filled.manager, filled.storage, batch)
+    assert iteration is not None, "its batches stay on the GPU"
+
+    def timed(count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            iteration.train(0.4)
+        iteration.finish()
+        return (time.perf_counter() - start) / count * 1e6
+
+    timed(16)  # records
+    return timed
 
 
 def _repeated(call: Callable[[], None], count: int) -> float:
@@ -266,7 +278,7 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help="without PyTorch's iterations")
     parser.add_argument("--compiled", action="store_true", help="with torch.compile, which takes minutes")
     arguments = parser.parse_args()
-    quick, device = arguments.quick, arguments.device
+    quick, device = arguments.quick, cuda_name(arguments.device)
     slots, capacity, repeats = (2_000, 2_000, 2) if quick else (SLOTS, CAPACITY, 15)
     launches, iterations = (2, 2) if quick else (64, 512)
     cases = tuple(Case(*case) for case in (CASES[:1] if quick else CASES))
