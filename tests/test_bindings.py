@@ -362,5 +362,7 @@ def test_a_learner_on_a_device_refuses_memory_of_other_sizes() -> None:
     refused(ValueError, lambda: learner.set_adam(0, *settings, first, second, None, fixed))
     tree = module.SumTree(queue, 16, 16, "prioritized", 0.6, 0)
     tree.insert(np.arange(16), None)
-    tree.launch_sample(4, 0.4)
+    refused(ReplayError, tree.launch_draw)
+    tree.prepare_iteration(4, 0.4)
+    tree.launch_draw()
     refused(ReplayError, lambda: tree.launch_update(np.ones(4, np.float32)))

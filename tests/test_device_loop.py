@@ -120,7 +120,7 @@ def test_draws_for_recordings_are_those_of_the_cpu() -> None:
     kernel, storage = device.replay.kernel, device.storage.kernel
     for beta in np.linspace(0, 1, 70):  # more than are prepared at once
         kernel.prepare_iteration(BATCH, beta)
-        kernel.launch_prepared_draw(storage)
+        kernel.launch_draw(storage)
         expected = cpu.replay.sample(BATCH, beta)
         indices, weights, _ = kernel.read_batch()
         np.testing.assert_array_equal(indices, expected.indices)

@@ -152,7 +152,8 @@ def test_an_iteration_stays_on_the_device(spec, launches):
         priorities[:] = np.linspace(0, 10**i, 40)
 
         def iteration():
-            replay.kernel.launch_sample(40, 0.6, storage.kernel)
+            replay.kernel.prepare_iteration(40, 0.6)
+            replay.kernel.launch_draw(storage.kernel)
             replay.kernel.launch_update(priorities)
 
         assert counted(replay.queue, iteration) == launches
@@ -170,9 +171,10 @@ def test_an_iteration_stays_on_the_device(spec, launches):
 
 def test_an_update_that_is_refused_on_the_device_is_told_of_later():
     replay, native = pair(50)
-    with pytest.raises(ReplayError, match="call launch_sample first"):
+    with pytest.raises(ReplayError, match="call prepare_iteration first"):
         replay.kernel.launch_update(replay.queue.shared_floats(8))
-    replay.kernel.launch_sample(8, 0.4)
+    replay.kernel.prepare_iteration(8, 0.4)
+    replay.kernel.launch_draw()
     native.sample(8, 0.4)
     wrong = replay.queue.shared_floats(8)
     wrong[:] = [1, 2, 3, 1e9, np.nan, 4, -1, 5]
@@ -187,8 +189,9 @@ def test_an_update_that_is_refused_on_the_device_is_told_of_later():
 def test_rows_follow_a_draw_on_the_same_queue_alone():
     replay, storage = SyclReplayManager(10), SyclDataStorage(CARTPOLE, 10, EMULATOR_SELECTOR)
     replay.insert([0])
+    replay.kernel.prepare_iteration(8, 0.4)
     with pytest.raises(ReplayError, match="must share a queue"):
-        replay.kernel.launch_sample(8, 0.4, storage.kernel)
+        replay.kernel.launch_draw(storage.kernel)
 
 
 @pytest.mark.fpga

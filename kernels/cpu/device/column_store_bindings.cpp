@@ -151,8 +151,9 @@ void bind_column_store(py::module_& module) {
           },
           py::arg("indices").noconvert(), "The rows at the indices, in the device's memory.")
       .def(
-          "batch_there", [](Store& store, std::size_t count) { return views_of(store, store.shared_device_batch(count)); },
-          py::arg("count"), "Where SumTree.launch_sample gathers batches of `count` rows, in the device's memory.")
+          "batch_there",
+          [](Store& store, std::size_t count) { return views_of(store, store.shared_device_batch(count)); },
+          py::arg("count"), "Where SumTree.launch_draw gathers batches of `count` rows, in the device's memory.")
       .def(
           "read",
           [](const Store& store, std::size_t column, std::size_t count) {

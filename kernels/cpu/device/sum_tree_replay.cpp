@@ -243,51 +243,34 @@ void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices
 void SumTreeReplay::prepare_draws(std::size_t draws, std::size_t count, double beta) {
   const std::lock_guard lock(mutex_);
   require_open();
+  if (draws > kMostAhead) throw ReplayError("At most " + std::to_string(kMostAhead) + " draws are prepared at once.");
   if (std::exchange(prepared_, 0) > 0) queue_->wait();
-  prepare_draws_locked(draws, count, beta);
+  begin_draws(count, beta);
+  for (; prepared_ < draws; ++prepared_) draws_[prepared_] = next_draw(count, beta);
+  draws_.send(*queue_, 0, draws);
 }
 
 void SumTreeReplay::prepare_iteration(std::size_t count, double beta) {
   const std::lock_guard lock(mutex_);
-  make_room_for_draws(1, count, beta);
+  if (prepared_ == kMostAhead) {
+    queue_->wait();
+    prepared_ = 0;
+  }
+  begin_draws(count, beta);
   draws_[prepared_] = next_draw(count, beta);
   draws_.send_to(*queue_, prepared_++, 0);
   count_updates_locked(count);
 }
 
-void SumTreeReplay::make_room_for_draws(std::size_t draws, std::size_t count, double beta) {
+void SumTreeReplay::begin_draws(std::size_t count, double beta) {
   begin_sample(count, beta);
-  if (draws > kMostAhead) throw ReplayError("At most " + std::to_string(kMostAhead) + " draws are prepared at once.");
-  if (prepared_ + draws > kMostAhead) {
-    queue_->wait();
-    prepared_ = 0;
-  }
   if (device_batch_.count() != count) device_batch_ = {*queue_, count, Placement::device};
   last_ = {&device_batch_, count, static_cast<std::uint32_t>(known_.counters.inserts)};
-}
-
-// Returns the place of the first.
-std::size_t SumTreeReplay::prepare_draws_locked(std::size_t draws, std::size_t count, double beta) {
-  make_room_for_draws(draws, count, beta);
-  const std::size_t first = prepared_;
-  for (; prepared_ < first + draws; ++prepared_) draws_[prepared_] = next_draw(count, beta);
-  draws_.send(*queue_, first, draws);
-  return first;
 }
 
 const BatchMemory& SumTreeReplay::launch_draw(std::size_t place, std::size_t count, ColumnStore* store,
                                               const std::int32_t* failure) {
   const std::lock_guard lock(mutex_);
-  return launch_draw_locked(place, count, store, failure);
-}
-
-const BatchMemory& SumTreeReplay::launch_sample(std::size_t count, double beta, ColumnStore* store) {
-  const std::lock_guard lock(mutex_);
-  return launch_draw_locked(prepare_draws_locked(1, count, beta), count, store, kAlways);
-}
-
-const BatchMemory& SumTreeReplay::launch_draw_locked(std::size_t place, std::size_t count, ColumnStore* store,
-                                                     const std::int32_t* failure) {
   require_open();
   if (store != nullptr && store->queue() != queue_)
     throw ReplayError("The Replay Manager and the Data Storage must share a queue, so that draws come before rows.");

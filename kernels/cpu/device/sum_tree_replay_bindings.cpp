@@ -23,7 +23,7 @@ using bindings::rows;
 
 const BatchMemory& launched(const SumTreeReplay& tree) {
   const BatchMemory* batch = tree.device_batch();
-  if (batch == nullptr) throw ReplayError("Nothing was drawn on the device: call launch_sample first.");
+  if (batch == nullptr) throw ReplayError("Nothing was drawn on the device: call prepare_iteration first.");
   return *batch;
 }
 
@@ -91,16 +91,20 @@ void bind_sum_tree_replay(py::module_& module) {
             const Released released;
             return std::make_shared<Tree>(queue, capacity, fanout, alpha, seed, options);
           }),
-          py::arg("queue"), py::arg("capacity"), py::arg("fanout"), py::arg("mode"), py::arg("alpha"),
-          py::arg("seed"), py::arg("stratified") = true, py::arg("initial_priority") = kInitialMax,
-          py::arg("priority_epsilon") = 0.0f)
+          py::arg("queue"), py::arg("capacity"), py::arg("fanout"), py::arg("mode"), py::arg("alpha"), py::arg("seed"),
+          py::arg("stratified") = true, py::arg("initial_priority") = kInitialMax, py::arg("priority_epsilon") = 0.0f)
+      .def("prepare_iteration", &Tree::prepare_iteration, py::arg("batch_size"), py::arg("beta"),
+           py::call_guard<Released>(),
+           "Work out the next draw for launch_draw, or for a recording of it, and count the update that is to follow.")
       .def(
-          "launch_sample",
-          [](Tree& tree, std::size_t count, double beta, const std::shared_ptr<ColumnStore>& columns) {
-            tree.launch_sample(count, beta, columns.get());
+          "launch_draw",
+          [](Tree& tree, const std::shared_ptr<ColumnStore>& columns) {
+            const std::size_t count = launched(tree).count();
+            const Released released;
+            tree.launch_draw(0, count, columns.get());
           },
-          py::arg("batch_size"), py::arg("beta"), py::arg("columns") = nullptr, py::call_guard<Released>(),
-          "Launch a draw and the gathering of its rows into device memory, without waiting.")
+          py::arg("columns") = nullptr,
+          "Launch the draw of prepare_iteration, and the gathering of its rows into device memory, without waiting.")
       .def(
           "launch_update",
           [](Tree& tree, const Array<float>& priorities) {
@@ -111,21 +115,9 @@ void bind_sum_tree_replay(py::module_& module) {
               throw ReplayError("priorities must lie in memory that the device shares: use Queue.shared_floats.");
             const Released released;
             tree.launch_update(batch.indices(), values, batch.generations(), batch.count());
-            tree.count_updates(batch.count());
           },
           py::arg("priorities").noconvert(),
-          "Launch an update of the batch of launch_sample, without waiting; `priorities` (n,) of Queue.shared_floats.")
-      .def("prepare_iteration", &Tree::prepare_iteration, py::arg("batch_size"), py::arg("beta"),
-           py::call_guard<Released>(),
-           "Work out the next draw for an iteration: launch_prepared_draw and launch_update_there, or a recording of both.")
-      .def(
-          "launch_prepared_draw",
-          [](Tree& tree, ColumnStore& columns) {
-            const std::size_t count = launched(tree).count();
-            const Released released;
-            tree.launch_draw(0, count, &columns);
-          },
-          py::arg("columns"), "Launch the draw of prepare_iteration as launch_sample does.")
+          "Launch an update of the batch of launch_draw, without waiting; `priorities` (n,) of Queue.shared_floats.")
       .def(
           "launch_update_there",
           [](Tree& tree, const DeviceView& priorities) {
@@ -135,8 +127,7 @@ void bind_sum_tree_replay(py::module_& module) {
             const Released released;
             tree.launch_update(batch.indices(), static_cast<const float*>(priorities.data), batch.generations(), batch.count());
           },
-          py::arg("priorities"),
-          "Launch the update of prepare_iteration with `priorities` (n,) of Queue.device_floats.")
+          py::arg("priorities"), "The same with `priorities` (n,) of Queue.device_floats.")
       .def(
           "draw_there",
           [](Tree& tree) {
@@ -146,7 +137,7 @@ void bind_sum_tree_replay(py::module_& module) {
             return py::make_tuple(DeviceView{memory, batch.indices(), "<i8", shape},
                                   DeviceView{memory, batch.weights(), "<f4", shape});
           },
-          "Where draws write slots and importance weights, in the device's memory.")
+          "Where launch_draw writes slots and importance weights, in the device's memory.")
       .def("times_us", &times_us, py::arg("batch_size"), py::arg("priorities").noconvert(), py::arg("launches"),
            py::arg("repeats"),
            "Microseconds of a draw or, with `priorities` of Queue.shared_floats, of an update, in each of `repeats` runs of "
@@ -164,7 +155,7 @@ void bind_sum_tree_replay(py::module_& module) {
             tree.queue()->copy(batch.generations(), generations.mutable_data(), batch.count() * sizeof(std::uint32_t));
             return py::make_tuple(std::move(indices), std::move(weights), std::move(generations));
           },
-          "Copies of the batch of launch_sample: indices, weights, generations.")
+          "Copies of the batch of launch_draw: indices, weights, generations.")
       .def(
           "start_autorun",
           [](Tree& tree, std::size_t max_batch, std::size_t depth) {

@@ -76,7 +76,7 @@ class TorchIteration:
             self._read()
 
     def _draw(self, launch: Launch) -> None:
-        launch(self._queue, lambda: self._replay.launch_prepared_draw(self._storage))
+        launch(self._queue, lambda: self._replay.launch_draw(self._storage))
 
     def _update(self, launch: Launch, priorities: torch.Tensor) -> None:
         assert self._kept is not None

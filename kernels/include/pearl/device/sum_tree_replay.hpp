@@ -67,18 +67,16 @@ class SumTreeReplay final : public ReplayOperations {
   void close();
 
   // For loops on the device, while nothing is inserted: works out the next `draws` draws of `count` items, at most
-  // kMostAhead. Waits if launch_sample was called since check().
+  // kMostAhead. Waits if others were prepared since check().
   void prepare_draws(std::size_t draws, std::size_t count, double beta);
   // Enqueues a prepared draw, from 0. The batch lies in this replay's device memory until the next. With a store on the
   // same queue, the drawn rows go to store->device_batch(count). One launch, or two where rows are large or many
   // work-groups draw. Nothing is drawn once `failure`, if it is given, points to something other than 0.
   const BatchMemory& launch_draw(std::size_t place, std::size_t count, ColumnStore* store = nullptr,
                                  const std::int32_t* failure = nullptr);
-  // For an iteration that others record: works out the next draw, as number 0, beside the draws since check(), and counts
-  // the update of its items. Launches that were recorded with place 0 may follow.
+  // The same for one iteration, which may be launched while those before run: its draw is in place 0, once theirs are
+  // made. Counts its update.
   void prepare_iteration(std::size_t count, double beta);
-  // One draw, prepared beside those since check().
-  const BatchMemory& launch_sample(std::size_t count, double beta, ColumnStore* store = nullptr);
   // Takes arrays in device memory; `generations` may be null. An invalid batch changes nothing; check() reports it.
   // `failure` as for launch_draw.
   void launch_update(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
@@ -112,10 +110,7 @@ class SumTreeReplay final : public ReplayOperations {
     const Draw* there;
     Draw own;
   };
-  void make_room_for_draws(std::size_t draws, std::size_t count, double beta);
-  std::size_t prepare_draws_locked(std::size_t draws, std::size_t count, double beta);
-  const BatchMemory& launch_draw_locked(std::size_t place, std::size_t count, ColumnStore* store,
-                                        const std::int32_t* failure);
+  void begin_draws(std::size_t count, double beta);
   void launch_sampling(const BatchMemory& batch, std::size_t count, const DrawArgument& draw, ColumnStore* store,
                        const std::int32_t* failure);
   void count_updates_locked(std::size_t count);
