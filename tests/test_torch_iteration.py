@@ -184,14 +184,15 @@ def test_on_a_gpu_the_host_reads_what_iterations_over_the_host_give(
         assert fused is not None
         weights, td_error = [], 0.0
         for iteration in range(30):
+            beta = 0.4 + iteration / 100
             if joined:
-                fused.train(0.4)
+                fused.train(beta)
             else:
-                sample = replay.sample(BATCH, 0.4)
+                sample = replay.sample(BATCH, beta)
                 result = learner.step(storage.gather(sample.indices), sample.weights)
                 replay.update(sample.indices, result.priorities, sample.generations)
                 td_error += result.td_error
-            if iteration % 3 == 2:  # as a publication
+            if iteration % 10 == 9:  # as a publication, after one that the host has read by itself
                 td_error += fused.finish() if joined else 0.0
                 weights.append(np.empty(learner.weight_count, np.float32))
                 learner.write_weights(weights[-1])

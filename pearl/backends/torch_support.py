@@ -25,11 +25,13 @@ class Around:
 
     `before` leaves the batch where the step reads it. `after` gets the step's priorities. Both are called with what
     launches the kernels of a queue in the order of torch's operations. `stream` is the queue's; None: torch's own.
+    Recordings are of one `owner`, which has the memory that both use, and keep it.
     """
 
     before: Callable[[Launch], None]
     after: Callable[[Launch, torch.Tensor], None]
     stream: torch.cuda.Stream | None
+    owner: object
 
 
 Step: TypeAlias = "Callable[[Sequence[torch.Tensor], torch.Tensor, Around], torch.Tensor]"

@@ -122,6 +122,7 @@ class TorchLearner(TrainerLearner[TrainerLike]):
         `around` is the rest of an iteration, on a device. Raises TrainerError for priorities of another shape.
         """
         if around is not None:
+            assert self._device_steps is not None, "steps on the host stand alone"
             after = around.after
             around = replace(around, after=lambda launch, found: after(launch, self._checked(found, len(weights))))
         if self._device_steps is not None:

@@ -100,11 +100,13 @@ class CudaGraphs:
         Tensors that `step` makes are in memory that graphs share: they hold what was computed until the next replay of
         any graph. Raises what `step` raises, also for operations that cannot be recorded.
         """
-        main, self._main, self._capturing = self._main, self._own, True
+        caller, main = torch.cuda.current_stream(self.device), self._main
+        self._main, self._capturing = self._own, True
         try:
             return self._recorded(step)
         finally:
             self._main, self._capturing = main, False
+            torch.cuda.set_stream(caller)  # a failed capture leaves its own
 
     def _recorded(self, step: Callable[[], T]) -> tuple[Graph, T]:
         graph = torch.cuda.CUDAGraph()

@@ -59,7 +59,6 @@ class TorchIteration:
         self._given = queue.device_floats(batch_size)  # the priorities, for the kernels
         self._priorities = self._tensor(self._given)
         self._kept: _Kept | None = None
-        self._around = Around(self._draw, self._update, self._stream)
         self._unread, self._td_errors = 0, 0.0
         self._last = 0  # place of the last iteration that was read
 
@@ -69,8 +68,13 @@ class TorchIteration:
             self._replay.prepare_iteration(self._batch_size, beta)
             if self._kept is None:
                 indices, weights = map(self._tensor, self._replay.draw_there())
-                self._kept = _Kept(indices, weights, self._priorities)
-            self._step(self._columns, self._kept.weights, self._around)
+                self._kept = _Kept(indices, weights, self._priorities, (self._replay, self._storage, self._given))
+            around = Around(self._draw, self._update, self._stream, self._kept)  # not kept: it has this object
+            try:
+                self._step(self._columns, self._kept.weights, around)
+            except BaseException:
+                self._kept.go_on_at(self._unread)
+                raise
         self._unread += 1
         if self._unread == _UNREAD:
             self._read()
@@ -124,8 +128,9 @@ class TorchIteration:
 class _Kept:
     """Copies of the batches that were drawn, and of their priorities, which the host has not read yet."""
 
-    def __init__(self, indices: torch.Tensor, weights: torch.Tensor, priorities: torch.Tensor) -> None:
+    def __init__(self, indices: torch.Tensor, weights: torch.Tensor, priorities: torch.Tensor, memory: object) -> None:
         self.weights = weights
+        self._memory = memory  # that recordings use
         self._sources = (indices, weights, priorities)
         self._copies = [source.new_zeros((_UNREAD, len(source))) for source in self._sources]
         self._place = indices.new_zeros(1)  # on the device, as recordings are the same for all places
@@ -139,8 +144,12 @@ class _Kept:
     def outcomes(self, count: int) -> np.ndarray:
         """Wait for the `count` iterations since the last call; their priorities `(count, batch)`."""
         found: np.ndarray = self._copies[2][:count].cpu().numpy()
-        self._place.zero_()
+        self.go_on_at(0)
         return found.copy()
+
+    def go_on_at(self, place: int) -> None:
+        """Keep the next iteration's there."""
+        self._place.fill_(place)
 
     def batch(self, place: int) -> tuple[np.ndarray, np.ndarray]:
         """Slots and weights of an iteration that was read last."""

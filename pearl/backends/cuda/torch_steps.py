@@ -152,7 +152,7 @@ class TorchSteps:
         tensors, rows = (*columns, weights), len(weights)
         parts = [[t[a:b] for t in tensors] for a, b in parts_of(rows, self._sub_batches)]
         shapes = [(tuple(t.shape), t.dtype, t.device) for t in (*tensors, *inputs)]
-        form = tuple(shapes), None if around is None else tuple(t.data_ptr() for t in tensors)
+        form = tuple(shapes), None if around is None else around.owner
         memory = self._memory.get(form)
         if memory is None:
             if len(self._memory) >= _MOST_FORMS:
@@ -236,6 +236,9 @@ class TorchSteps:
     def _record(self, uploaded: _Uploaded) -> _Recording | None:
         """A recording of a step whose Python code has run, and which is yet to be replayed; None if that failed."""
         trainer = self._parts.trainer
+        for name in self._left:  # what is left to differentiate would bring its stream into the recording
+            if isinstance(value := getattr(trainer, name, None), torch.Tensor) and value.grad_fn is not None:
+                setattr(trainer, name, value.detach())
         state, steps, tensors = PythonState(self._parts), trainer.gradient_steps, self._parts.tensor_attributes()
         try:
             with self._ready(uploaded):
