@@ -45,6 +45,8 @@ def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> li
 
 
 def _is_view(function: Any) -> bool:
+    if not hasattr(function, "_schema"):  # it launches kernels of PEARL's
+        return False
     aliases = [result.alias_info for result in function._schema.returns]
     return any(alias is not None and not alias.is_write for alias in aliases)
 
@@ -84,22 +86,12 @@ class _Recorder(TorchDispatchMode):
             storage.copy_(kept)
 
 
-class _Launches:
-    """In the place of an operation: kernels of PEARL's."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
-
-    def __call__(self) -> None:
-        self._work()
-
-
 class EmulatedGraph:
     """Recorded calls."""
 
     def __init__(self, graphs: EmulatedGraphs, recorder: _Recorder) -> None:
         self._graphs = graphs
-        self._calls = [call for call in recorder.calls if isinstance(call[1], _Launches) or not _is_view(call[1])]
+        self._calls = [call for call in recorder.calls if not _is_view(call[1])]
         self.made = [tensor.detach() for tensor in recorder.made.values() if tensor.is_floating_point()]
         self._used = {_memory(tensor) for _, _, *call in self._calls for tensor in _tensors(call)}
 
@@ -238,7 +230,7 @@ class EmulatedGraphs:
         if self._recorder is None:
             work()
         else:
-            self._recorder.calls.append((False, _Launches(work), (), {}, None))
+            self._recorder.calls.append((False, work, (), {}, None))
 
     def capture(self, step: Callable[[], T]) -> tuple[EmulatedGraph, T]:
         self.captures += 1

@@ -69,7 +69,8 @@ class TorchIteration:
             if self._kept is None:
                 indices, weights = map(self._tensor, self._replay.draw_there())
                 self._kept = _Kept(indices, weights, self._priorities, (self._replay, self._storage, self._given))
-            around = Around(self._draw, self._update, self._stream, self._kept)  # not kept: it has this object
+            # Made anew each time: an attribute would make a cycle, which keeps the device's memory for longer.
+            around = Around(self._draw, self._update, self._stream, self._kept)
             try:
                 self._step(self._columns, self._kept.weights, around)
             except BaseException:
