@@ -4,7 +4,8 @@ The Replay Manager alone (1,000,000 slots, fanout 16): in a graph of launches, a
 the arrays in the host's memory; updates in a graph repeat one batch, which then lies in the GPU's caches. Copies
 between host and device, each waited for. Gathering Atari transitions from the device's memory, and from the host's,
 where the kernel reads them; with the launch and the wait, beside a copy of as many bytes. Iterations of setting 2
-(sample, gather, train, update; replays of 100,000 transitions, all filled) by the loop in C++; beside them PyTorch's
+(sample, gather, train, update; replays of 100,000 transitions, all filled) by the loop in C++; beside them the same
+without the blocks' own memory, so that each operation reads weights and values in the GPU's; PyTorch's
 eager step on the GPU with the native Replay Manager and Data Storage on the host, and the same iteration in torch
 operations alone in a CUDA graph, which neither publishes a policy nor draws noise. With `--compiled`, also compiled.
 Last, a network of convolutions, trained by torch.
@@ -133,6 +134,13 @@ def copy_rows(device: str, sizes: tuple[int, ...], repeats: int) -> Iterator[Row
             yield Row.of(case, "us", "lower", pinned, "not pinned", pageable)
 
 
+class ReadsInPlace(CudaLearner):
+    """Without memory of the blocks' own for weights and values."""
+
+    def _make(self, *arguments: Any) -> Any:
+        return self._module.Learner(*arguments, block_bytes=0)
+
+
 def iteration_rows(
     device: str, capacity: int, repeats: int, iterations: int, cases: tuple[Case, ...], alone: bool, compiled: bool
 ) -> Iterator[Row]:
@@ -147,22 +155,32 @@ def iteration_rows(
             count = _count(ours.run, iterations)
             times = [ours.run(count) for _ in range(repeats)]
             yield Row.of(f"iteration {case.name}, policy every {interval}", "us", "lower", times)
-        if alone:
-            continue
-        there = "cpu" if device == EMULATOR else device
-        eager = _eager(case, there, Filled.of(trainer, capacity, _on_host))
-        peers = {"torch eager, replay on host": lambda count, call=eager: microseconds(call, count)}
-        peers["torch in a CUDA graph"] = _torch_iterations(case, capacity, there, compiled=False)
-        if compiled and device != EMULATOR:
-            peers["torch compiled, in a CUDA graph"] = _torch_iterations(case, capacity, there, compiled=True)
-        if device != EMULATOR:  # where torch works elsewhere
-            peers["this toolkit's torch Learner"] = _torch_learner(
-                case.trainer(device=device), case.batch, capacity, device
-            )
+        in_place = Loop(ReadsInPlace(case.trainer(), device=device), filled, case.batch, weight_sync_interval=interval)
+        in_place.run(2 * interval)
+        peers: dict[str, Callable[[int], float]] = {"without the blocks' own memory": in_place.run}
+        if not alone:
+            peers |= _in_torch(case, trainer, device, capacity, compiled)
         contenders = [ours.run, *peers.values()]
         values = alternate(contenders, [_count(contender, iterations) for contender in contenders], repeats)
         for name, theirs in zip(peers, values[1:], strict=True):
             yield Row.of(f"iteration {case.name}, policy every {interval}", "us", "lower", values[0], name, theirs)
+
+
+def _in_torch(
+    case: Case, trainer: Any, device: str, capacity: int, compiled: bool
+) -> dict[str, Callable[[int], float]]:
+    """What measures iterations with steps in PyTorch."""
+    there = "cpu" if device == EMULATOR else device
+    eager = _eager(case, there, Filled.of(trainer, capacity, _on_host))
+    found = {"torch eager, replay on host": functools.partial(_repeated, eager)}
+    found["torch in a CUDA graph"] = _torch_iterations(case, capacity, there, compiled=False)
+    if compiled and device != EMULATOR:
+        found["torch compiled, in a CUDA graph"] = _torch_iterations(case, capacity, there, compiled=True)
+    if device != EMULATOR:  # where torch works elsewhere
+        found["this toolkit's torch Learner"] = _torch_learner(
+            case.trainer(device=device), case.batch, capacity, device
+        )
+    return found
 
 
 def _count(contender: Callable[[int], float], most: int) -> int:

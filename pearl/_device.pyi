@@ -87,6 +87,7 @@ class Learner(AnyLearner):
         *,
         slices: int = 0,  # 0: what suits the device
         columns_per_tile: int = 0,
+        block_bytes: int = -1,  # of their own memory, that blocks may use; -1: all
     ) -> None: ...
 
 class ColumnStore:

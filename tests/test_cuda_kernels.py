@@ -195,18 +195,16 @@ def test_a_refused_update_changes_nothing(emulator: _cuda.EmulatedQueue) -> None
         np.testing.assert_array_equal(value, before[name], err_msg=name)
 
 
-def test_some_order_of_threads_shows_a_missing_barrier() -> None:
-    """The control: a kernel whose threads read their neighbours' values, without the barrier between."""
-    results = {}
-    for barrier in (True, False):
-        for order, seed in ORDERS:
-            queue = _cuda.EmulatedQueue(64, order, seed)
-            results[barrier, order, seed] = queue.control(
-                "pearl_reverse" if barrier else "pearl_reverse_without_barrier"
-            )
+@pytest.mark.parametrize(
+    ("kernel", "mistake"),
+    [("pearl_reverse", "without_barrier"), ("pearl_reverse_by_copies", "without_waiting")],
+)
+def test_some_order_of_threads_shows_what_is_not_waited_for(kernel: str, mistake: str) -> None:
+    """The control: kernels whose threads read their neighbours' values, which may not be there yet."""
     right = list(range(63, -1, -1))
-    assert all(results[True, order, seed] == right for order, seed in ORDERS)
-    assert any(results[False, order, seed] != right for order, seed in ORDERS)
+    queues = [_cuda.EmulatedQueue(64, order, seed) for order, seed in ORDERS]
+    assert all(queue.control(kernel) == right for queue in queues)
+    assert any(queue.control(f"{kernel}_{mistake}") != right for queue in queues)
 
 
 def test_a_barrier_that_not_all_threads_reach_is_an_error() -> None:

@@ -37,6 +37,8 @@ from torch import nn
 
 from pearl import _cuda
 from pearl.algorithms import DDPG, DQN, SAC, TD3, Trainer
+from pearl.backends.cuda import runtime
+from pearl.backends.cuda.device import EMULATOR as EMULATED
 from pearl.backends.cuda.learner import CudaLearner
 from pearl.backends.sycl.device import sycl_availability, sycl_queue
 from pearl.backends.sycl.learner import SyclLearner
@@ -175,10 +177,13 @@ def test_a_cut_that_the_kernels_cannot_take_is_refused(cut: dict[str, int]) -> N
 
 
 @contextmanager
-def cut_for_threads(slices: int) -> Iterator[None]:
-    """Learners on CUDA share features among so many rows of 16 threads, beyond 16 rows in several blocks."""
+def cut_for_threads(slices: int, block_bytes: int = -1) -> Iterator[None]:
+    """Learners on CUDA share features among so many rows of 16 threads, beyond 16 rows in several blocks.
+
+    Blocks use so much memory of their own at most; -1: all that there is.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_cuda, "Learner", partial(_cuda.Learner, slices=slices))
+        patch.setattr(_cuda, "Learner", partial(_cuda.Learner, slices=slices, block_bytes=block_bytes))
         yield
 
 
@@ -192,6 +197,22 @@ def test_gradients_are_those_of_float64_however_blocks_share_the_work(slices: in
     )  # fmt: skip
     with cut_for_threads(slices):
         assert_dqn_gradients(CudaEmulatedLearner(trainer), *batch_of(slices, 21, 19, 7), RELATIVE)
+
+
+@pytest.mark.parametrize("order", ["ascending", "descending", "shuffled"])
+@pytest.mark.parametrize("slices", [8, 16, 32])
+@pytest.mark.parametrize("block_bytes", [0, 20_000, 60_000, 200_000])
+def test_gradients_are_those_of_float64_wherever_weights_and_values_lie(
+    monkeypatch: pytest.MonkeyPatch, order: str, slices: int, block_bytes: int
+) -> None:
+    if CUDA == EMULATED:  # copies arrive at once, when they are waited for, or one or the other
+        queue = _cuda.EmulatedQueue(256, order, 1)
+        monkeypatch.setattr(runtime, "_queue", lambda _: queue)
+    trainer = ShowsGradients(
+        spaces.Box(-5.0, 5.0, (12,), np.float32), spaces.Discrete(6), hidden_sizes=(64, 100, 32), double=True
+    )
+    with cut_for_threads(slices, block_bytes):
+        assert_dqn_gradients(CudaEmulatedLearner(trainer), *batch_of(slices, 21, 12, 6), RELATIVE)
 
 
 @pytest.mark.parametrize("slices", [16, 64])

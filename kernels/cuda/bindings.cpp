@@ -71,7 +71,8 @@ void bind_queues(py::module_& module) {
             constexpr std::size_t kThreads = 64;
             const DeviceArray<std::int32_t> x(queue, kThreads, Placement::pinned);
             for (std::size_t i = 0; i < kThreads; ++i) x[i] = static_cast<std::int32_t>(i);
-            queue.launch((*queue.compile("controls", {kernel}))[kernel], 1, kThreads, x.data());
+            const LaunchShape shape{1, 1, kThreads, 1, kThreads * sizeof(float)};
+            queue.launch_shape((*queue.compile("controls", {kernel}))[kernel], shape, x.data());
             return std::vector<std::int32_t>(x.data(), x.data() + kThreads);
           },
           py::arg("kernel"), "0, 1, ... 63 after one of the kernels of emulator_controls.cpp.");

@@ -250,7 +250,7 @@ void CudaQueue::enqueue(const Kernel& kernel, const LaunchShape& shape, const Ar
                                   static_cast<unsigned>(shape.lanes),
                                   static_cast<unsigned>(shape.rows),
                                   1,
-                                  0,
+                                  static_cast<unsigned>(shape.block_bytes),
                                   recording_here ? recording_stream : stream_,
                                   &clustered,
                                   cluster > 1 ? 1u : 0u};
@@ -263,6 +263,19 @@ void CudaQueue::enqueue(const Kernel& kernel, const LaunchShape& shape, const Ar
 std::size_t CudaQueue::most_cluster() const {
   constexpr std::size_t kPortable = 8;  // on every device that has clusters
   return device_->major >= 9 ? kPortable : 1;
+}
+
+std::size_t CudaQueue::most_block_bytes(const Kernel& kernel) const {
+  const cuda::Function function = static_cast<const CudaKernel&>(kernel).function;
+  const Current current(device_->context, name());
+  int own = 0;
+  cuda::check(cuda::driver().cuFuncGetAttribute(&own, cuda::kOwnBlockBytes, function),
+              "a kernel does not say what it needs", name());
+  const int most = device_->attribute(cuda::kMostBlockBytes) - own;
+  if (most <= 0) return 0;
+  cuda::check(cuda::driver().cuFuncSetAttribute(function, cuda::kGivenBlockBytes, most),
+              "blocks cannot be given memory", name());
+  return static_cast<std::size_t>(most);
 }
 
 // Half of the multiprocessors: on an H100, with a block on each of them a step of TD3 took 1.4 times as long.

@@ -33,6 +33,7 @@ class CudaQueue final : public DeviceQueue {
   std::shared_ptr<const Kernels> compile(const std::string& stem, const std::vector<std::string>& kernels,
                                          const std::vector<std::string>& options = {}) override;
   std::size_t most_cluster() const override;
+  std::size_t most_block_bytes(const Kernel& kernel) const override;
   // What `work` launches goes to `stream`, which another library records.
   void record_on(cuda::Stream stream, const std::function<void()>& work);
   bool records() const override { return true; }

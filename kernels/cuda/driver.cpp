@@ -52,6 +52,8 @@ Driver loaded() {
   PEARL_FIND(cuGraphDestroy);
   PEARL_FIND(cuModuleLoadData);
   PEARL_FIND(cuModuleGetFunction);
+  PEARL_FIND(cuFuncGetAttribute);
+  PEARL_FIND(cuFuncSetAttribute);
   PEARL_FIND(cuLaunchKernelEx);
   PEARL_FIND(cuMemGetInfo_v2);
   PEARL_FIND(cuMemAlloc_v2);

@@ -38,11 +38,19 @@ struct LaunchConfig {
   unsigned attribute_count;
 };
 
+// Of a device.
 enum Attribute : int {
   kMultiprocessors = 16,
   kComputeMajor = 75,
   kComputeMinor = 76,
   kConcurrentManagedAccess = 89,
+  kMostBlockBytes = 97,  // that a kernel can be given
+};
+
+// Of a kernel.
+enum FunctionAttribute : int {
+  kOwnBlockBytes = 1,    // what it declares
+  kGivenBlockBytes = 8,  // what a launch may add
 };
 
 // The functions of libcuda.so.1, by the driver's names.
@@ -69,6 +77,8 @@ struct Driver {
   Result (*cuGraphDestroy)(Graph);
   Result (*cuModuleLoadData)(Module*, const void*);
   Result (*cuModuleGetFunction)(Function*, Module, const char*);
+  Result (*cuFuncGetAttribute)(int*, FunctionAttribute, Function);
+  Result (*cuFuncSetAttribute)(Function, FunctionAttribute, int);
   Result (*cuLaunchKernelEx)(const LaunchConfig*, Function, void**, void**);  // since CUDA 11.8
   Result (*cuMemGetInfo_v2)(std::size_t*, std::size_t*);
   Result (*cuMemAlloc_v2)(Pointer*, std::size_t);

@@ -25,6 +25,7 @@ class EmulatedQueue final : public DeviceQueue {
                                          const std::vector<std::string>& options = {}) override;
   bool records() const override { return true; }
   std::size_t most_cluster() const override { return emulator::kMostCluster; }
+  std::size_t most_block_bytes(const Kernel&) const override { return 200 << 10; }  // about as much as an H100 has
   void copy_async(const void* from, void* to, std::size_t bytes) override { copy(from, to, bytes); }
   void copy(const void* from, void* to, std::size_t bytes) override;
   void wait() override;

@@ -6,9 +6,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "pearl/errors.hpp"
 
@@ -84,6 +88,12 @@ void prepare(Context& context, char* stack, std::size_t bytes, void (*entry)()) 
 
 #endif
 
+struct Copy {
+  float* to;
+  const float* from;
+  std::size_t bytes;
+};
+
 struct Fiber {
   Context context;
   std::unique_ptr<char[]> stack = std::make_unique_for_overwrite<char[]>(kStackBytes);
@@ -92,6 +102,7 @@ struct Fiber {
   unsigned mask = 0, from = 0;  // of a shuffle
   std::uint64_t bits = 0;
   unsigned votes = 0;
+  std::vector<std::vector<Copy>> copies;  // not made yet, by groups; the last is not ended
 };
 
 // The blocks of a cluster, one after another.
@@ -102,7 +113,9 @@ struct Block {
   std::vector<std::unique_ptr<Fiber>>& fibers;
   std::size_t threads;        // of all blocks
   std::size_t block_threads;  // of one
-  Context scheduler;
+  Order order;
+  std::mt19937_64 random;
+  Context scheduler{};
   Fiber* running = nullptr;
 };
 
@@ -117,6 +130,25 @@ void yield(State state) {
 void enter() {
   block->kernel(Wanted::run, block->arguments, block->argument_count);
   yield(State::ended);
+}
+
+struct Free {
+  void operator()(float* memory) const { std::free(memory); }
+};
+using BlockMemory = std::unique_ptr<float, Free>;
+
+// Of each block of a cluster, filled with numbers that show where they are used.
+std::vector<BlockMemory> block_memories(const device::LaunchShape& shape) {
+  constexpr std::size_t kAlignment = 16;
+  std::vector<BlockMemory> memories(shape.cluster);
+  for (BlockMemory& memory : memories) {
+    if (shape.block_bytes == 0) continue;
+    const std::size_t bytes = (shape.block_bytes + kAlignment - 1) / kAlignment * kAlignment;
+    memory.reset(static_cast<float*>(std::aligned_alloc(kAlignment, bytes)));
+    if (memory == nullptr) throw DeviceError("A block has no memory.");
+    std::memset(memory.get(), 0xFF, bytes);  // not numbers
+  }
+  return memories;
 }
 
 // Lets the threads of [first, end) go on if all of them are in this state.
@@ -159,9 +191,10 @@ bool release_shuffle(std::size_t first, std::size_t end) {
   return released;
 }
 
-void run_cluster(std::size_t group, const device::LaunchShape& shape, Order order, std::mt19937_64& random) {
+void run_cluster(std::size_t group, const device::LaunchShape& shape) {
   Block& current = *block;
   const auto lanes = static_cast<unsigned>(shape.lanes), size = static_cast<unsigned>(shape.cluster);
+  const std::vector<BlockMemory> memories = block_memories(shape);
   for (std::size_t t = 0; t < current.threads; ++t) {
     Fiber& fiber = *current.fibers[t];
     const auto thread = static_cast<unsigned>(t % current.block_threads);
@@ -171,15 +204,17 @@ void run_cluster(std::size_t group, const device::LaunchShape& shape, Order orde
                    {lanes, static_cast<unsigned>(shape.rows), 1},
                    {static_cast<unsigned>(shape.groups) * size, 1, 1},
                    rank,
-                   size};
+                   size,
+                   memories[rank].get()};
+    fiber.copies.assign(1, {});
     fiber.state = State::ready;
     prepare(fiber.context, fiber.stack.get(), kStackBytes, &enter);
   }
   std::vector<std::size_t> turns(current.threads);
   std::iota(turns.begin(), turns.end(), std::size_t{0});
-  if (order == Order::descending) std::reverse(turns.begin(), turns.end());
+  if (current.order == Order::descending) std::reverse(turns.begin(), turns.end());
   while (true) {
-    if (order == Order::shuffled) std::shuffle(turns.begin(), turns.end(), random);
+    if (current.order == Order::shuffled) std::shuffle(turns.begin(), turns.end(), current.random);
     std::size_t ended = 0, waiting = 0;
     for (const std::size_t t : turns) {
       Fiber& fiber = *current.fibers[t];
@@ -214,6 +249,25 @@ void wait_for_block() { yield(State::at_barrier); }
 
 void wait_for_cluster() { yield(State::at_cluster_barrier); }
 
+void start_copy(float* to, const float* from, std::size_t bytes) {
+  const bool at_once =
+      block->order == Order::ascending || (block->order == Order::shuffled && (block->random() & 1u) != 0);
+  if (at_once)
+    std::memcpy(to, from, bytes);
+  else
+    block->running->copies.back().push_back({to, from, bytes});
+}
+
+void end_copies() { block->running->copies.emplace_back(); }
+
+void wait_for_copies(int later) {
+  auto& copies = block->running->copies;
+  while (copies.size() > static_cast<std::size_t>(later) + 1) {
+    for (const Copy& copy : copies.front()) std::memcpy(copy.to, copy.from, copy.bytes);
+    copies.erase(copies.begin());
+  }
+}
+
 std::uint64_t shuffle(unsigned mask, std::uint64_t bits, unsigned from) {
   Fiber& fiber = *block->running;
   fiber.mask = mask;
@@ -238,11 +292,10 @@ void run(Call kernel, const device::LaunchShape& shape, const device::Argument* 
   static thread_local std::vector<std::unique_ptr<Fiber>> fibers;
   const std::size_t block_threads = shape.rows * shape.lanes, threads = block_threads * shape.cluster;
   while (fibers.size() < threads) fibers.push_back(std::make_unique<Fiber>());
-  Block current{kernel, arguments, count, fibers, threads, block_threads, {}};
-  std::mt19937_64 random(seed);
+  Block current{kernel, arguments, count, fibers, threads, block_threads, order, std::mt19937_64(seed)};
   block = &current;
   try {
-    for (std::size_t group = 0; group < shape.groups; ++group) run_cluster(group, shape, order, random);
+    for (std::size_t group = 0; group < shape.groups; ++group) run_cluster(group, shape);
   } catch (...) {
     block = nullptr;
     throw;

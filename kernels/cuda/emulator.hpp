@@ -35,6 +35,7 @@ struct Index {
 struct Here {
   Index thread, block, threads, blocks;
   unsigned rank = 0, cluster = 1;  // of the block in its cluster, and the cluster's blocks
+  float* memory = nullptr;         // of the block: what the launch gave it
 };
 inline constexpr std::size_t kMostCluster = 8;
 extern thread_local const Here* here;
@@ -42,6 +43,12 @@ extern thread_local const Here* here;
 // Waits for all threads of the block, or of all blocks of the cluster.
 void wait_for_block();
 void wait_for_cluster();
+// Copies of the running thread which it must wait for: made at once, when it waits, or one or the other, as threads run in
+// ascending, descending or shuffled order. Those since the last end_copies() are one group; wait_for_copies() does not
+// wait for the last `later` groups.
+void start_copy(float* to, const float* from, std::size_t bytes);
+void end_copies();
+void wait_for_copies(int later);
 // The running thread's lane in its warp.
 unsigned lane_here();
 // Waits for the threads of the warp in `mask`; returns what lane `from` gave, or `bits` if it is not among them.

@@ -21,6 +21,20 @@ PEARL_KERNEL pearl_reverse_without_barrier(std::int32_t* x) {
   x[threadIdx.x] = held[kThreads - 1 - threadIdx.x];
 }
 
+// The same through the block's own memory, by copies.
+void reverse_by_copies(std::int32_t* x, bool waits) {
+  auto* const held = pearl::device::block_memory();
+  pearl::device::start_copy<4>(held + threadIdx.x, reinterpret_cast<const float*>(x) + threadIdx.x);
+  pearl::device::end_copies();
+  if (waits) pearl::device::wait_for_copies(0);
+  __syncthreads();
+  x[threadIdx.x] = std::bit_cast<std::int32_t>(held[kThreads - 1 - threadIdx.x]);
+}
+
+PEARL_KERNEL pearl_reverse_by_copies(std::int32_t* x) { reverse_by_copies(x, true); }
+
+PEARL_KERNEL pearl_reverse_by_copies_without_waiting(std::int32_t* x) { reverse_by_copies(x, false); }
+
 PEARL_KERNEL pearl_half_a_barrier(std::int32_t* x) {
   if (threadIdx.x < kThreads / 2) __syncthreads();
   x[threadIdx.x] = 0;
@@ -33,6 +47,8 @@ using pearl::emulator::call;
 const pearl::emulator::Registered registered{{
     {"controls", "", "pearl_half_a_barrier", &call<pearl_half_a_barrier>},
     {"controls", "", "pearl_reverse", &call<pearl_reverse>},
+    {"controls", "", "pearl_reverse_by_copies", &call<pearl_reverse_by_copies>},
+    {"controls", "", "pearl_reverse_by_copies_without_waiting", &call<pearl_reverse_by_copies_without_waiting>},
     {"controls", "", "pearl_reverse_without_barrier", &call<pearl_reverse_without_barrier>},
     {"controls", "", "pearl_two_arguments", &call<pearl_two_arguments>},
 }};

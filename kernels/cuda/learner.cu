@@ -1,6 +1,6 @@
 // The Learner's kernels: a cluster of blocks, or one where there are no clusters, runs a tape on 16 transitions; another
 // kernel moves the weights, a tile per block. The blocks of a cluster share the features of each layer, their warps a
-// block's features and the terms of its sums.
+// block's features and the terms of its sums. Weights, and values where they fit, are in the block's own memory.
 #include "pearl/device/learner_operations.hpp"
 
 namespace {
@@ -28,10 +28,17 @@ PEARL_DEVICE bool in_fours(const float* matrix, int width) {
 
 PEARL_DEVICE int least_of(int a, int b) { return a < b ? a : b; }
 
+// Whether all values are in the block's memory while a tape runs.
+PEARL_DEVICE bool holds_arena(const Context& c) { return c.block_features >= c.arena_features; }
+
 // Sums of the warps, which the block adds up: of 16 transitions and a patch each.
 struct alignas(16) WarpSums {
   float values[kMostWarps][kPatch * kLanes];
 };
+PEARL_DEVICE WarpSums& warp_sums() {
+  PEARL_SHARED(WarpSums, sums);
+  return sums;
+}
 
 // A thread's 4 transitions of each of 4 features.
 struct FourSums {
@@ -48,19 +55,64 @@ struct WarpPlace {
         at(thread % static_cast<int>(kWarp)) {}
 };
 
+// A thread's block.
+struct BlockPlace {
+  int thread, threads, block, blocks;  // block, blocks: of the cluster
+
+  PEARL_DEVICE explicit BlockPlace(const Lane& lane)
+      : thread(lane.slice % lane.rows * kLanes + lane.lane),
+        threads(lane.rows * kLanes),
+        block(lane.slice / lane.rows),
+        blocks(lane.slices / lane.rows) {}
+};
+
+// A block's features of `width`.
+struct Share {
+  int begin, features;
+
+  PEARL_DEVICE Share(const BlockPlace& here, int width) {
+    const int share = (width + 4 * here.blocks - 1) / (4 * here.blocks) * 4;
+    begin = least_of(width, share * here.block);
+    features = least_of(width - begin, share);
+  }
+};
+
+// Where neighbouring threads read fours of different rows of a matrix in the block's memory, these lie in different banks:
+// column c of a row, whose width is a multiple of 32, is at c ^ turn_of(row). The rows of a thread's four features have one turn.
+PEARL_DEVICE int turn_of(int row, int width) { return row & (width % 32 == 0 ? 7 * 4 : 0); }
+
+// Starts to copy an instruction's matrix to the block's memory, a row for each warp.
+PEARL_DEVICE void start_load(const Lane& lane, const Instruction& i) {
+  const BlockPlace here(lane);
+  const WarpPlace place(here.thread, here.threads);
+  const Share share(here, i.out_width);
+  const bool forward = i.operation == Operation::linear;
+  const int rows = forward ? share.features : i.in_width, width = forward ? i.in_width : share.features;
+  const int pitch = forward ? i.in_width : i.out_width;
+  const float* const parameters = lane.context.parameters[i.parameters];
+  const float* const from = parameters + i.weight + (forward ? static_cast<std::int64_t>(share.begin) * pitch : share.begin);
+  float* const to = pearl::device::block_memory() + i.held;
+  for (int row = place.warp; row < rows; row += place.warps) {
+    const float* const source = from + static_cast<std::int64_t>(row) * pitch;
+    const int turn = turn_of(row, width);
+    for (int four = place.at; four < width / 4; four += static_cast<int>(kWarp))
+      pearl::device::start_copy<16>(to + row * width + (four * 4 ^ turn), source + four * 4);
+  }
+  if (forward && i.bias != kNone)
+    for (int n = here.thread; n < rows; n += here.threads)
+      pearl::device::start_copy<4>(to + rows * width + n, parameters + i.bias + share.begin + n);
+}
+
 // Computes `width` features of the 16 transitions, each a sum of `depth` terms: compute(first, from, to, quad, sums) adds
-// terms [from, to) of 4 features and transitions; finish(feature, quad, sums) gets the sums of one. `compute` may be given
-// features beyond the last, whose sums nobody uses.
+// terms [from, to) of 4 of the block's features and 4 transitions; finish(feature, quad, sums) gets the sums of one.
+// `compute` may be given features beyond the last, whose sums nobody uses. Features are counted from the block's first.
 template <class Compute, class Finish>
-PEARL_DEVICE void for_features(const Lane& lane, int width, int depth, Compute compute, Finish finish) {
-  PEARL_SHARED(WarpSums, partial);
+PEARL_DEVICE void for_features(const Lane& lane, int features, int depth, Compute compute, Finish finish) {
+  WarpSums& partial = warp_sums();
   constexpr int kLeastDepth = 8;  // of a part of a sum
-  const int threads = lane.rows * kLanes, thread = lane.slice % lane.rows * kLanes + lane.lane;
-  const int block = lane.slice / lane.rows, blocks = lane.slices / lane.rows;
-  const WarpPlace place(thread, threads);
+  const BlockPlace here(lane);
+  const WarpPlace place(here.thread, here.threads);
   const int quad = place.at % kQuads, part = place.at / kQuads;
-  const int share = (width + 4 * blocks - 1) / (4 * blocks) * 4;
-  const int begin = least_of(width, share * block), features = least_of(width - begin, share);
   if (features <= 0) return;
   const bool narrow = features <= 4;  // then the threads of a warp share the terms too
   const int patches = (features + kPatch - 1) / kPatch, splitters = narrow ? kParts : 1;
@@ -68,10 +120,10 @@ PEARL_DEVICE void for_features(const Lane& lane, int width, int depth, Compute c
     for (int patch = place.warp; patch < patches; patch += place.warps) {
       const int first = patch * kPatch + part * 4;
       FourSums sums{};
-      compute(begin + first, 0, depth, quad, sums);
+      compute(first, 0, depth, quad, sums);
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        if (first + j < features) finish(begin + first + j, quad, sums.of[j]);
+        if (first + j < features) finish(first + j, quad, sums.of[j]);
     }
     return;
   }
@@ -84,7 +136,7 @@ PEARL_DEVICE void for_features(const Lane& lane, int width, int depth, Compute c
   if (group < used) {
     FourSums sums{};
     if (from < depth)
-      compute(begin + (narrow ? 0 : patch * kPatch + part * 4), from, least_of(depth, from + terms), quad, sums);
+      compute(narrow ? 0 : patch * kPatch + part * 4, from, least_of(depth, from + terms), quad, sums);
     if (narrow) {
 #pragma unroll
       for (int j = 0; j < 4; ++j)
@@ -100,7 +152,7 @@ PEARL_DEVICE void for_features(const Lane& lane, int width, int depth, Compute c
         four_at(partial.values[group * patches + patch] + ((narrow ? 0 : part * 4) + j) * kLanes + quad * 4) = sums.of[j];
   }
   __syncthreads();
-  for (int item = thread; item < features * kQuads; item += threads) {
+  for (int item = here.thread; item < features * kQuads; item += here.threads) {
     const int feature = item / kQuads, four = item % kQuads;
     Four total{};
     for (int g = 0; g < used; ++g) {
@@ -108,21 +160,33 @@ PEARL_DEVICE void for_features(const Lane& lane, int width, int depth, Compute c
 #pragma unroll
       for (int t = 0; t < 4; ++t) total.values[t] += other.values[t];
     }
-    finish(begin + feature, four, total);
+    finish(feature, four, total);
   }
 }
 
-PEARL_DEVICE void linear(const Lane& lane, const Instruction& i) {
+// The input of an operation on a matrix, if it is in the block's memory: copied there, or with all values.
+PEARL_DEVICE const float* held_input(const Lane& lane, const Instruction& i) {
+  return pearl::device::block_memory() + (holds_arena(lane.context) ? static_cast<std::int64_t>(i.in) * kLanes : 0);
+}
+
+// `is_held`: weights and input are in the block's memory, as the compiler then knows.
+template <bool is_held>
+PEARL_DEVICE void linear_of(const Lane& lane, const Instruction& i) {
+  const Share share(BlockPlace(lane), i.out_width);
   const float* const parameters = lane.context.parameters[i.parameters];
-  const float* const weight = parameters + i.weight;
-  const float* const bias = i.bias == kNone ? nullptr : parameters + i.bias;
-  const bool fours = in_fours(weight, i.in_width);
-  const float* const inputs = lane.of_all(i.in);
+  const float* const weight = is_held ? pearl::device::block_memory() + i.held
+                                      : parameters + i.weight + static_cast<std::int64_t>(share.begin) * i.in_width;
+  const float* const bias = i.bias == kNone ? nullptr
+                            : is_held       ? weight + share.features * i.in_width
+                                            : parameters + i.bias + share.begin;
+  const bool fours = is_held || in_fours(weight, i.in_width);
+  const float* const inputs = is_held ? held_input(lane, i) : lane.of_all(i.in);
   const auto compute = [&](int first, int from, int to, int quad, FourSums& sums) {
     const float* rows[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      rows[j] = weight + static_cast<std::int64_t>(least_of(first + j, i.out_width - 1)) * i.in_width;
+      rows[j] = weight + static_cast<std::int64_t>(least_of(first + j, share.features - 1)) * i.in_width;
+    const int turn = is_held ? turn_of(first, i.in_width) : 0;
     const float* const x = inputs + quad * 4;
     int k = from;
     if (fours) {
@@ -132,7 +196,7 @@ PEARL_DEVICE void linear(const Lane& lane, const Instruction& i) {
 #pragma unroll
         for (int m = 0; m < 4; ++m) values[m] = four_at(x + (k + m) * kLanes);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) weights[j] = four_at(rows[j] + k);
+        for (int j = 0; j < 4; ++j) weights[j] = four_at(rows[j] + (k ^ turn));
 #pragma unroll
         for (int j = 0; j < 4; ++j)
 #pragma unroll
@@ -142,18 +206,20 @@ PEARL_DEVICE void linear(const Lane& lane, const Instruction& i) {
               sums.of[j].values[t] = math::fma(weights[j].values[m], values[m].values[t], sums.of[j].values[t]);
       }
     }
-    for (; k < to; ++k) {
-      const Four value = four_at(x + k * kLanes);
+    if constexpr (!is_held) {
+      for (; k < to; ++k) {
+        const Four value = four_at(x + k * kLanes);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float w = rows[j][k];
+        for (int j = 0; j < 4; ++j) {
+          const float w = rows[j][k];
 #pragma unroll
-        for (int t = 0; t < 4; ++t) sums.of[j].values[t] = math::fma(w, value.values[t], sums.of[j].values[t]);
+          for (int t = 0; t < 4; ++t) sums.of[j].values[t] = math::fma(w, value.values[t], sums.of[j].values[t]);
+        }
       }
     }
   };
-  float* const outputs = lane.of_all(i.out);
-  for_features(lane, i.out_width, i.in_width, compute, [&](int feature, int quad, Four sums) {
+  float* const outputs = lane.of_all(i.out) + share.begin * kLanes;
+  for_features(lane, share.features, i.in_width, compute, [&](int feature, int quad, Four sums) {
     const float start = bias != nullptr ? bias[feature] : 0.0f;
 #pragma unroll
     for (int t = 0; t < 4; ++t) sums.values[t] = activated(sums.values[t] + start, i.activation);
@@ -161,40 +227,47 @@ PEARL_DEVICE void linear(const Lane& lane, const Instruction& i) {
   });
 }
 
-PEARL_DEVICE void slope_linear(const Lane& lane, const Instruction& i) {
-  const float* const weight = lane.context.parameters[i.parameters] + i.weight;
-  const bool fours = in_fours(weight, i.out_width);
-  const float* const slopes = lane.of_all(i.in);
+template <bool is_held>
+PEARL_DEVICE void slope_linear_of(const Lane& lane, const Instruction& i) {
+  const Share share(BlockPlace(lane), i.out_width);
+  const float* const weight = is_held ? pearl::device::block_memory() + i.held
+                                      : lane.context.parameters[i.parameters] + i.weight + share.begin;
+  const int pitch = is_held ? share.features : i.out_width;
+  const float* const slopes = is_held ? held_input(lane, i) : lane.of_all(i.in);
   const auto compute = [&](int first, int from, int to, int quad, FourSums& sums) {
     const float* const dy = slopes + quad * 4;
-    if (fours) {
-      const float* const column = weight + least_of(first, i.out_width - 4);
-#pragma unroll 4
-      for (int n = from; n < to; ++n) {
-        const Four slope = four_at(dy + n * kLanes), weights = four_at(column + static_cast<std::int64_t>(n) * i.out_width);
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-#pragma unroll
-          for (int t = 0; t < 4; ++t)
-            sums.of[j].values[t] = math::fma(weights.values[j], slope.values[t], sums.of[j].values[t]);
-      }
-      return;
-    }
+    if constexpr (!is_held) {
+      if (!in_fours(weight, i.out_width)) {
 #pragma unroll 2
-    for (int n = from; n < to; ++n) {
-      const Four slope = four_at(dy + n * kLanes);
+        for (int n = from; n < to; ++n) {
+          const Four slope = four_at(dy + n * kLanes);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float w = weight[static_cast<std::int64_t>(n) * i.out_width + least_of(first + j, i.out_width - 1)];
+          for (int j = 0; j < 4; ++j) {
+            const float w = weight[static_cast<std::int64_t>(n) * pitch + least_of(first + j, share.features - 1)];
 #pragma unroll
-        for (int t = 0; t < 4; ++t) sums.of[j].values[t] = math::fma(w, slope.values[t], sums.of[j].values[t]);
+            for (int t = 0; t < 4; ++t) sums.of[j].values[t] = math::fma(w, slope.values[t], sums.of[j].values[t]);
+          }
+        }
+        return;
       }
+    }
+    const int column = least_of(first, share.features - 4);
+#pragma unroll 4
+    for (int n = from; n < to; ++n) {
+      const int turn = is_held ? turn_of(n, pitch) : 0;
+      const Four slope = four_at(dy + n * kLanes);
+      const Four weights = four_at(weight + static_cast<std::int64_t>(n) * pitch + (column ^ turn));
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+#pragma unroll
+        for (int t = 0; t < 4; ++t)
+          sums.of[j].values[t] = math::fma(weights.values[j], slope.values[t], sums.of[j].values[t]);
     }
   };
   const bool adds = (i.flags & kAccumulate) != 0, derives = i.activation != Activation::none;
-  float* const out = lane.of_all(i.out);
-  const float* const results = derives ? lane.of_all(i.other) : nullptr;
-  for_features(lane, i.out_width, i.in_width, compute, [&](int feature, int quad, Four sums) {
+  float* const out = lane.of_all(i.out) + share.begin * kLanes;
+  const float* const results = derives ? lane.of_all(i.other) + share.begin * kLanes : nullptr;
+  for_features(lane, share.features, i.in_width, compute, [&](int feature, int quad, Four sums) {
     const int at = feature * kLanes + quad * 4;
     if (adds) {
       const Four before = four_at(out + at);
@@ -212,6 +285,46 @@ PEARL_DEVICE void slope_linear(const Lane& lane, const Instruction& i) {
     }
     four_at(out + at) = sums;
   });
+}
+
+PEARL_DEVICE void linear(const Lane& lane, const Instruction& i) {
+  i.held != kNone ? linear_of<true>(lane, i) : linear_of<false>(lane, i);
+}
+
+PEARL_DEVICE void slope_linear(const Lane& lane, const Instruction& i) {
+  i.held != kNone ? slope_linear_of<true>(lane, i) : slope_linear_of<false>(lane, i);
+}
+
+// Instructions whose loads were started, and how many loads these are.
+struct Started {
+  int instructions = 0, loads = 0;
+};
+
+// Between two instructions: starts the loads of those ahead, and waits for what this one reads in the block's memory.
+template <class InstructionAt>
+PEARL_DEVICE void bring(const Lane& lane, const Instruction& i, InstructionAt instruction_at, Started& started) {
+  const bool reads = i.held != kNone;
+  if (reads && !holds_arena(lane.context)) {
+    const BlockPlace here(lane);
+    const float* const input = lane.of_all(i.in);
+    for (int four = here.thread; four < i.in_width * kQuads; four += here.threads)
+      pearl::device::start_copy<16>(pearl::device::block_memory() + four * 4, input + four * 4);
+    pearl::device::end_copies();
+  }
+  const int before = started.loads;
+  for (; started.instructions < i.ahead; ++started.instructions) {
+    const Instruction ahead = instruction_at(started.instructions);
+    if ((ahead.flags & kLoads) != 0) {
+      start_load(lane, ahead);
+      pearl::device::end_copies();
+      ++started.loads;
+    }
+  }
+  if (reads) {
+    // Groups of copies arrive in order: its own load, if started before, then its input, then what was just started.
+    pearl::device::wait_for_copies(least_of(started.loads - before, started.loads - i.loads));
+    __syncthreads();
+  }
 }
 
 // A block that moves a tile.
@@ -244,7 +357,7 @@ PEARL_DEVICE void for_gradients(const Context& c, const Tile& tile, const TileBl
     }
     return;
   }
-  PEARL_SHARED(WarpSums, partial);
+  WarpSums& partial = warp_sums();
   constexpr int kColumns = 32;
   const WarpPlace place(block.thread, block.threads);
   // A thread's rows are 4 apart and its columns 8, so that neighbours read neighbours.
@@ -367,17 +480,25 @@ PEARL_LEARNER_KERNEL pearl_run_tape(const Context* context, const Instruction* t
   const auto* const instructions = reinterpret_cast<const Instruction*>(held.instructions);
   const int group = static_cast<int>(place.group), lane_index = static_cast<int>(place.lane);
   const int rows = static_cast<int>(place.rows), rank = static_cast<int>(pearl::device::cluster_rank());
-  const Lane lane{c, c.arena + c.arena_features * kLanes * group + lane_index, lane_index,
+  float* const kept = c.arena + c.arena_features * kLanes * group;
+  float* const arena = holds_arena(c) ? pearl::device::block_memory() : kept;
+  const Lane lane{c, arena + lane_index, lane_index,
                   static_cast<std::int64_t>(group) * kLanes + lane_index, rank * rows + static_cast<int>(place.row),
                   static_cast<int>(pearl::device::cluster_size()) * rows, rows};
   Sums scored{};
+  Started started;
+  const auto instruction_at = [&](int index) { return index < kHeldInstructions ? instructions[index] : tape[index]; };
   for (int index = 0; index < count; ++index) {
     // In registers: after stores to the arena it would be loaded again.
-    const Instruction i = index < kHeldInstructions ? instructions[index] : tape[index];
+    const Instruction i = instruction_at(index);
+    bring(lane, i, instruction_at, started);
     // Nothing may leave the loop's body before the barrier: the halves of a warp would come to it one after another.
     run_instruction(lane, i, step, scored);
     pearl::device::cluster_barrier();
   }
+  if (holds_arena(c))  // for the kernels that move the weights
+    for (std::int64_t at = block.thread * 4; at < c.arena_features * kLanes; at += block.threads * 4)
+      four_at(kept + at) = four_at(arena + at);
   const float loss = sum(place, scored.loss), td_error = sum(place, scored.td_error);
   const float policy = sum(place, scored.policy_loss), gap = sum(place, scored.entropy_gap);
   if (rank == 0 && block.thread == 0) c.sums[group] = {loss, td_error, policy, gap};

@@ -561,6 +561,11 @@ DeviceLearner::Phase DeviceLearner::upload(const Program& program) {
   return phase;
 }
 
+std::size_t DeviceLearner::block_bytes() const {
+  const std::size_t most = queue_->most_block_bytes((*kernels_)["pearl_run_tape"]);
+  return cut_.block_bytes < 0 ? most : std::min(most, static_cast<std::size_t>(cut_.block_bytes));
+}
+
 void DeviceLearner::build(std::size_t rows) {
   if (rows < 1) throw LearnerError("A batch needs at least one transition.");
   const std::size_t groups = (rows + kLanes - 1) / kLanes;
@@ -576,6 +581,9 @@ void DeviceLearner::build(std::size_t rows) {
   arena_ = {*queue_, arena_rows * kLanes, Placement::device};
   kept_rows_ = {*queue_, static_cast<std::size_t>(builder.row_floats), Placement::device};
   if (most_cluster_ > 0) cluster_ = queue_->cluster_of(groups, most_cluster_);
+  std::vector<std::vector<Instruction>*> tapes;
+  for (Program& program : programs) tapes.push_back(&program.tape);
+  memory_ = plan_block_memory(tapes, static_cast<std::size_t>(builder.features), cluster_, block_bytes());
   sums_ = {*queue_, groups, Placement::device};
   squares_ = {*queue_, std::max(programs.front().tiles.size(), programs.back().tiles.size()), Placement::device};
   if (settings_.max_grad_norm > 0) {
@@ -596,6 +604,7 @@ void DeviceLearner::build(std::size_t rows) {
   context.scales = scales_.data();
   context.outcome = outcome_.there();
   context.arena_features = builder.features;
+  context.block_features = static_cast<std::int64_t>(memory_.features);
   context.batch = static_cast<std::int32_t>(rows);
   context.groups = static_cast<std::int32_t>(groups);
   context.observation_size = static_cast<std::int32_t>(model_.observation_size);
@@ -632,7 +641,7 @@ void DeviceLearner::run(const Phase& phase, Which which, std::size_t place) {
   const tape::Context* const context = &arguments->context;
   const tape::StepNumbers* const numbers = &arguments->steps[place];
   const int policy = which == kActor;
-  queue_->launch_shape((*kernels_)["pearl_run_tape"], {groups_, slices, kLanes, cluster_}, context,
+  queue_->launch_shape((*kernels_)["pearl_run_tape"], {groups_, slices, kLanes, cluster_, memory_.bytes}, context,
                        static_cast<const Instruction*>(phase.tape.data()), static_cast<int>(phase.tape.size()),
                        numbers);
   const Tile* tiles = phase.tiles.data();

@@ -54,7 +54,8 @@ py::tuple last_batch(const HeldLoop& held) {
 void bind_learner(py::module_& module) {
   py::class_<HeldDeviceLearner> learner(module, "Learner", py::module_local(),
                                         "Networks of linear layers and their update rule on a device.");
-  bind_learner_methods<DeviceLearner, int, int>(learner, py::arg("slices") = 0, py::arg("columns_per_tile") = 0);
+  bind_learner_methods<DeviceLearner, int, int, int>(learner, py::arg("slices") = 0, py::arg("columns_per_tile") = 0,
+                                                     py::arg("block_bytes") = -1);
 
   py::class_<HeldLoop> loop(module, "TrainingLoop", py::module_local(),
                             "Setting 2 on a device, as pearl._native.TrainingLoop.");

@@ -39,10 +39,13 @@ enum class Operation : std::int32_t {
 
 enum class Activation : std::int32_t { none, relu, tanh };
 
+// Flags.
 inline constexpr std::int32_t kAccumulate = 1;  // add to `out`
+inline constexpr std::int32_t kLoads = 2;       // the matrix is loaded into the block's memory for this instruction
 
 // Places (in, other, out, ...) are features of the work-group's arena. `rows`: where a row-major copy of the result goes,
-// for the weights' gradients, with `rows_stride` floats from transition to transition.
+// for the weights' gradients, with `rows_stride` floats from transition to transition. `held`, `loads` and `ahead`: see
+// pearl/device/block_memory.hpp.
 struct Instruction {
   Operation operation;
   std::int32_t flags = 0;
@@ -55,6 +58,7 @@ struct Instruction {
   float scalar = 0.0f;
   std::int64_t rows = kNone;
   std::int64_t weight = kNone, bias = kNone;  // offsets in the vector
+  std::int32_t held = kNone, loads = 0, ahead = 0;
 };
 
 // Weights that one work-group moves: neurons [first, first + count) of a matrix (out, in), columns [begin, end), and
@@ -128,6 +132,7 @@ struct Context {
   Outcome* outcome;
   std::uint64_t noise_seed;
   std::int64_t arena_features;
+  std::int64_t block_features;  // see pearl/device/block_memory.hpp
   std::int32_t batch, groups, observation_size, action_size;
   std::int32_t critics, stochastic;
   float saturation_penalty, target_noise, noise_clip, log_std_low, log_std_high, target_entropy, max_grad_norm;

@@ -53,7 +53,8 @@ using Atomic = sycl::atomic_ref<T, sycl::memory_order::relaxed, sycl::memory_sco
 
 #elif defined(PEARL_CUDA_KERNELS)
 
-// PEARL_KERNEL_OF: by blocks of at most so many threads. PEARL_SHARED: memory of a block, not initialised.
+// PEARL_KERNEL_OF: by blocks of at most so many threads. PEARL_SHARED: memory of a block, not initialised; block_memory():
+// that which a launch gave it (LaunchShape::block_bytes).
 #ifdef PEARL_CUDA_ON_HOST
 #define PEARL_KERNEL_OF(threads) static void
 #define PEARL_SHARED(Type, name)                                            \
@@ -104,6 +105,53 @@ PEARL_DEVICE void cluster_barrier() {
 PEARL_DEVICE unsigned cluster_rank() { return 0; }
 PEARL_DEVICE unsigned cluster_size() { return 1; }
 PEARL_DEVICE void cluster_barrier() { __syncthreads(); }
+#endif
+
+#if defined(PEARL_CUDA_ON_HOST)
+inline float* block_memory() { return emulator::here->memory; }
+template <int bytes>
+void start_copy(float* to, const float* from) {
+  emulator::start_copy(to, from, bytes);
+}
+inline void end_copies() { emulator::end_copies(); }
+inline void wait_for_copies(int later) { emulator::wait_for_copies(later); }
+#else
+PEARL_DEVICE float* block_memory() {
+  extern __shared__ float4 pearl_block_memory[];
+  return reinterpret_cast<float*>(pearl_block_memory);
+}
+// A thread's copies of 4 or 16 bytes to the block's memory, which other work need not wait for.
+template <int bytes>
+PEARL_DEVICE void start_copy(float* to, const float* from) {
+#if __CUDA_ARCH__ >= 800
+  const auto place = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  if constexpr (bytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(place), "l"(from), "n"(bytes) : "memory");
+#else
+  for (int i = 0; i < bytes / 4; ++i) to[i] = from[i];
+#endif
+}
+// Those that the thread has started since the last call are one group.
+PEARL_DEVICE void end_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Waits for the thread's groups of copies, but for the last `later`.
+PEARL_DEVICE void wait_for_copies(int later) {
+#if __CUDA_ARCH__ >= 800
+  if (later <= 0)
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+  else if (later == 1)
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+  else if (later == 2)
+    asm volatile("cp.async.wait_group 2;" ::: "memory");
+  else
+    asm volatile("cp.async.wait_group 3;" ::: "memory");
+#endif
+}
 #endif
 
 // The place of a thread whose work-group is its cluster: `row` and `rows` are those of its block.

@@ -9,8 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "pearl/device/queue.hpp"
+#include "pearl/device/block_memory.hpp"
 #include "pearl/device/network_source.hpp"
+#include "pearl/device/queue.hpp"
 #include "pearl/learner/network.hpp"
 #include "pearl/tape.hpp"
 
@@ -47,9 +48,10 @@ struct LearnerSettings {
 };
 
 // How a step is divided: rows of lanes that share the neurons of a layer (where lanes are threads, beyond 16 in several
-// blocks), and the columns of a matrix that a work-group moves, a multiple of tape::kLanes. 0: chosen for the device.
+// blocks), and the columns of a matrix that a work-group moves, a multiple of tape::kLanes. 0: chosen for the device. And
+// how many bytes of their own memory blocks may use at most, where they have some; -1: all.
 struct LearnerCut {
-  int slices = 0, columns_per_tile = 0;
+  int slices = 0, columns_per_tile = 0, block_bytes = -1;
 };
 
 struct OptimizerSettings {
@@ -163,6 +165,7 @@ class DeviceLearner {
   struct Builder;
 
   std::shared_ptr<const Kernels> compile(int rule);
+  std::size_t block_bytes() const;
   void build(std::size_t rows);
   Phase upload(const Program& program);
   void run(const Phase& phase, Which which, std::size_t place);
@@ -178,6 +181,7 @@ class DeviceLearner {
   LearnerCut cut_;
   int rows_of_block_ = 1;  // and how many blocks run a tape together, and at most; 0: given
   std::size_t cluster_ = 1, most_cluster_ = 0;
+  BlockMemory memory_;
   std::size_t rows_ = 0, groups_ = 0;
   std::uint64_t build_ = 0;
   std::int64_t first_ = 0;  // number of the first prepared step

@@ -57,9 +57,10 @@ struct Argument {
   };
 };
 
-// A launch of `groups` work-groups, each of `cluster` blocks of rows x lanes items, which wait for each other.
+// A launch of `groups` work-groups, each of `cluster` blocks of rows x lanes items, which wait for each other. A block has
+// `block_bytes` of memory of its own beside what the kernel declares.
 struct LaunchShape {
-  std::size_t groups, rows, lanes, cluster = 1;
+  std::size_t groups, rows, lanes, cluster = 1, block_bytes = 0;
 };
 
 // Launches of a queue that were recorded, to be made again in one go.
@@ -111,6 +112,8 @@ class DeviceQueue {
   std::size_t cluster_of(std::size_t groups, std::size_t most) const;
   // The most of them that a launch may have; 1 where blocks cannot wait for each other.
   virtual std::size_t most_cluster() const { return 1; }
+  // The most of LaunchShape::block_bytes that launches of the kernel may have, which this makes possible.
+  virtual std::size_t most_block_bytes(const Kernel&) const { return 0; }
   // Whether record() pays here: a recording costs the host one launch.
   virtual bool records() const { return false; }
   // What `work` launches, which does not run. Arguments are kept: numbers, and pointers to memory that must stay. `work`

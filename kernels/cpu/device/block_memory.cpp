@@ -1,0 +1,106 @@
+#include "pearl/device/block_memory.hpp"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace pearl::device {
+namespace {
+
+using tape::Instruction;
+using tape::kNone;
+using tape::Operation;
+
+constexpr std::size_t kLine = 32;  // floats: one of each bank of the memory
+
+bool has_matrix(const Instruction& i) { return i.operation == Operation::linear || i.operation == Operation::slope_linear; }
+
+std::size_t in_lines(std::size_t floats) { return (floats + kLine - 1) / kLine * kLine; }
+
+// The memory that the matrix of an instruction takes; 0 if it cannot be copied by fours.
+std::size_t floats_of(const Instruction& i, std::size_t blocks) {
+  if (!has_matrix(i) || i.weight % 4 != 0) return 0;
+  const auto in = static_cast<std::size_t>(i.in_width), out = static_cast<std::size_t>(i.out_width);
+  if ((i.operation == Operation::linear ? in : out) % 4 != 0) return 0;
+  const std::size_t share = share_of(out, blocks), bias = i.bias == kNone ? 0 : share;
+  return in_lines(i.operation == Operation::linear ? share * in + bias : in * share);
+}
+
+// A matrix in the memory, from when it is loaded to its last use.
+struct Held {
+  const Instruction* loader;
+  std::size_t begin, end;  // floats
+  std::size_t last;        // the last instruction that reads it
+};
+
+// Whether a whole matrix, loaded for one instruction, has what another one needs.
+bool serves(const Instruction& loader, const Instruction& i) {
+  return loader.operation == Operation::linear && loader.parameters == i.parameters && loader.weight == i.weight;
+}
+
+std::size_t plan_tape(std::vector<Instruction>& tape, std::size_t blocks, std::size_t first, std::size_t floats) {
+  std::vector<Held> held;                         // the newest last
+  std::vector<std::size_t> start(tape.size(), 0);  // when the memory of an instruction's matrix is free
+  std::size_t next = first, most = first;
+  std::int32_t loads = 0;
+  for (std::size_t k = 0; k < tape.size(); ++k) {
+    Instruction& i = tape[k];
+    const std::size_t wanted = floats_of(i, blocks);
+    if (wanted == 0 || first + wanted > floats) continue;
+    if (blocks == 1) {
+      const auto there = std::find_if(held.begin(), held.end(), [&](const Held& h) { return serves(*h.loader, i); });
+      if (there != held.end()) {
+        there->last = k;
+        i.held = there->loader->held;
+        i.loads = there->loader->loads;
+        continue;
+      }
+    }
+    if (next + wanted > floats) next = first;
+    const std::size_t begin = next, end = begin + wanted;
+    for (const Held& h : held)
+      if (h.begin < end && begin < h.end) start[k] = std::max(start[k], h.last + 1);
+    std::erase_if(held, [&](const Held& h) { return h.begin < end && begin < h.end; });
+    i.held = static_cast<std::int32_t>(begin);
+    i.flags |= tape::kLoads;
+    i.loads = ++loads;
+    held.push_back({&i, begin, end, k});
+    next = end;
+    most = std::max(most, end);
+  }
+  std::size_t ahead = 0;
+  for (std::size_t k = 0; k < tape.size(); ++k) {
+    while (ahead < tape.size() && start[ahead] <= k) ++ahead;
+    tape[k].ahead = static_cast<std::int32_t>(ahead);
+  }
+  return most;
+}
+
+}  // namespace
+
+BlockMemory plan_block_memory(const std::vector<std::vector<Instruction>*>& tapes, std::size_t arena, std::size_t blocks,
+                              std::size_t bytes) {
+  const std::size_t floats = bytes / sizeof(float);
+  std::size_t largest = 0, widest = 0;
+  for (const std::vector<Instruction>* tape : tapes)
+    for (const Instruction& i : *tape)
+      if (const std::size_t wanted = floats_of(i, blocks); wanted > 0) {
+        largest = std::max(largest, wanted);
+        widest = std::max(widest, static_cast<std::size_t>(i.in_width));
+      }
+  BlockMemory plan;
+  if (largest == 0) return plan;
+  // Two of the largest matrices: one is loaded while the other is used.
+  if (blocks == 1 && arena * tape::kLanes + 2 * largest <= floats)
+    plan.features = arena;
+  else if (widest * tape::kLanes + largest <= floats)
+    plan.features = widest;
+  else
+    return plan;
+  const std::size_t first = in_lines(plan.features * tape::kLanes);
+  std::size_t used = 0;
+  for (std::vector<Instruction>* tape : tapes) used = std::max(used, plan_tape(*tape, blocks, first, floats));
+  plan.bytes = used * sizeof(float);
+  return plan;
+}
+
+}  // namespace pearl::device
