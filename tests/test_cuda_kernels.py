@@ -183,6 +183,28 @@ def test_any_order_of_threads_gives_what_the_reference_gives(
         np.testing.assert_array_equal(state[name], value, err_msg=name)
 
 
+def test_calls_that_return_at_once_take_effect_in_their_order(emulator: _cuda.EmulatedQueue) -> None:
+    replay = CudaReplayManager(100, device=runtime.EMULATOR)
+    reference = ReferenceReplayManager(100)
+    rng = np.random.default_rng(1)
+    for _ in range(5):
+        inserted = rng.integers(0, 100, 30)
+        for each in (replay, reference):
+            each.insert(inserted)
+        sampled = reference.sample(20)
+        np.testing.assert_array_equal(replay.sample(20).indices, sampled.indices)
+        for _ in range(3):
+            new = rng.integers(0, 100, 5)
+            values = rng.exponential(1, 20).astype(np.float32)
+            applied = {each.update(sampled.indices, values, sampled.generations) for each in (replay, reference)}
+            assert len(applied) == 1, "some are stale"
+            for each in (replay, reference):
+                each.insert(new, values[:5])
+    state, theirs = replay.state_dict(), reference.state_dict()
+    for name, value in theirs.items():
+        np.testing.assert_array_equal(state[name], value, err_msg=name)
+
+
 def test_a_refused_update_changes_nothing(emulator: _cuda.EmulatedQueue) -> None:
     replay = CudaReplayManager(100, device=runtime.EMULATOR)
     replay.insert(np.arange(50), np.linspace(1, 2, 50))

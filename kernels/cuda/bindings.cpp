@@ -73,6 +73,7 @@ void bind_queues(py::module_& module) {
             for (std::size_t i = 0; i < kThreads; ++i) x[i] = static_cast<std::int32_t>(i);
             const LaunchShape shape{1, 1, kThreads, 1, kThreads * sizeof(float)};
             queue.launch_shape((*queue.compile("controls", {kernel}))[kernel], shape, x.data());
+            queue.wait();
             return std::vector<std::int32_t>(x.data(), x.data() + kThreads);
           },
           py::arg("kernel"), "0, 1, ... 63 after one of the kernels of emulator_controls.cpp.");

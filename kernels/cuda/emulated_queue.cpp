@@ -52,8 +52,23 @@ void EmulatedQueue::enqueue(const Kernel& kernel, const LaunchShape& shape, cons
     recording->launches.push_back({&kernel, shape, std::vector<Argument>(arguments, arguments + count)});
     return;
   }
+  const emulator::Call call = static_cast<const EmulatedKernel&>(kernel).call;
+  call(emulator::Wanted::check, arguments, count);
+  add([this, call, shape, held = std::vector<Argument>(arguments, arguments + count), seed = seed_ + launches()] {
+    emulator::run(call, shape, held.data(), held.size(), order_, seed);
+  });
+}
+
+void EmulatedQueue::add(std::function<void()> work) {
   const std::lock_guard lock(running_);
-  emulator::run(static_cast<const EmulatedKernel&>(kernel).call, shape, arguments, count, order_, seed_ + launches());
+  pending_.push_back(std::move(work));
+  if (order_ == emulator::Order::ascending) run_pending();
+}
+
+// Under the lock.
+void EmulatedQueue::run_pending() {
+  const std::vector<std::function<void()>> due = std::exchange(pending_, {});
+  for (const std::function<void()>& work : due) work();
 }
 
 std::unique_ptr<const Recording> EmulatedQueue::recorded(const std::function<void()>& work) {
@@ -68,16 +83,27 @@ void EmulatedQueue::enqueue(const Recording& made) {
     enqueue(*kernel, shape, arguments.data(), arguments.size());
 }
 
-void EmulatedQueue::wait() { refuse_while_recording(); }
+void EmulatedQueue::wait() {
+  refuse_while_recording();
+  const std::lock_guard lock(running_);
+  run_pending();
+}
 
 // What a GPU does not record.
 void EmulatedQueue::refuse_while_recording() const {
   if (recording_here) throw DeviceError("Only launches can be recorded.");
 }
 
-void EmulatedQueue::copy(const void* from, void* to, std::size_t bytes) {
+void EmulatedQueue::copy_async(const void* from, void* to, std::size_t bytes) {
   refuse_while_recording();
-  if (bytes > 0) std::memcpy(to, from, bytes);
+  add([from, to, bytes] {
+    if (bytes > 0) std::memcpy(to, from, bytes);
+  });
+}
+
+void EmulatedQueue::copy(const void* from, void* to, std::size_t bytes) {
+  copy_async(from, to, bytes);
+  wait();
 }
 
 std::shared_ptr<void> EmulatedQueue::allocate(std::size_t bytes, Placement) {

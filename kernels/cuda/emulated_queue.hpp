@@ -1,7 +1,9 @@
-// CUDA's kernels on the host, for tests: functional only. Launches run at once.
+// CUDA's kernels on the host, for tests: functional only. Where threads run in ascending order, launches and copies are made
+// at once, else as late as a GPU may make them: when they are waited for.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -26,7 +28,7 @@ class EmulatedQueue final : public DeviceQueue {
   bool records() const override { return true; }
   std::size_t most_cluster() const override { return emulator::kMostCluster; }
   std::size_t most_block_bytes(const Kernel&) const override { return 200 << 10; }  // about as much as an H100 has
-  void copy_async(const void* from, void* to, std::size_t bytes) override { copy(from, to, bytes); }
+  void copy_async(const void* from, void* to, std::size_t bytes) override;
   void copy(const void* from, void* to, std::size_t bytes) override;
   void wait() override;
   std::shared_ptr<void> allocate(std::size_t bytes, Placement placement) override;
@@ -40,6 +42,9 @@ class EmulatedQueue final : public DeviceQueue {
   };
 
   void refuse_while_recording() const;
+  // Does `work` when it is due.
+  void add(std::function<void()> work);
+  void run_pending();
   std::size_t most_clustered() const override { return 4; }
   void enqueue(const Kernel& kernel, const LaunchShape& shape, const Argument* arguments, std::size_t count) override;
   std::unique_ptr<const Recording> recorded(const std::function<void()>& work) override;
@@ -49,6 +54,7 @@ class EmulatedQueue final : public DeviceQueue {
   std::uint64_t seed_;
   std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
   std::mutex running_;
+  std::vector<std::function<void()>> pending_;
 };
 
 }  // namespace pearl::device

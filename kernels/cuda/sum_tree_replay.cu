@@ -110,7 +110,7 @@ PEARL_DEVICE void apply(const ReplayMemory& replay, const UpdateItem& item, std:
 // that the order does not matter. A thread keeps its first items in registers.
 PEARL_KERNEL pearl_update(const ReplayMemory* memory, const std::int64_t* indices, const std::uint32_t* priorities,
                           const std::uint32_t* generations, std::uint64_t count, UpdateRefusal* refusal,
-                          std::uint64_t* applied, const std::int32_t* failure) {
+                          const std::int32_t* failure) {
   constexpr unsigned kKept = 2;
   const Place place = place_here();
   const ReplayMemory& replay = *memory;
@@ -142,7 +142,6 @@ PEARL_KERNEL pearl_update(const ReplayMemory* memory, const std::int64_t* indice
       const auto slot = static_cast<std::uint64_t>(indices[i]);
       if (slot < replay.capacity) replay.slots[slot].claim = 0;
     }
-    if (place.lane == 0 && applied != nullptr) *applied = 0;
     return refuse(replay, place, indices, priorities, count, *refusal);
   }
   updated.applied_infinite = sum(place, updated.applied_infinite);
@@ -168,7 +167,7 @@ PEARL_KERNEL pearl_update(const ReplayMemory* memory, const std::int64_t* indice
   change.total = sum(place, change.total);
   if (place.lane == 0) {
     *replay.total += change.total;
-    note_update(*replay.progress, count, updated, applied);
+    note_update(*replay.progress, count, updated);
   }
   recover_scale(replay, place, scale, change.large);
 }

@@ -24,6 +24,6 @@ PEARL_KERNEL pearl_sample_rows(const ReplayMemory* replay, const SampledBatch* b
 
 PEARL_KERNEL pearl_update(const ReplayMemory* replay, const std::int64_t* indices, const std::uint32_t* priorities,
                           const std::uint32_t* generations, std::uint64_t count, UpdateRefusal* refusal,
-                          std::uint64_t* applied, const std::int32_t* failure) {
-  if (!has_failed(failure)) update(*replay, place_here(), indices, priorities, generations, count, *refusal, applied);
+                          const std::int32_t* failure) {
+  if (!has_failed(failure)) update(*replay, place_here(), indices, priorities, generations, count, *refusal);
 }

@@ -96,14 +96,13 @@ SumTreeReplay::SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t ca
   slots_ = {*queue_, capacity_, Placement::device};
   progress_ = {*queue_, 1};
   draws_ = {*queue_, kMostAhead};
-  refusals_ = {*queue_, 2, Placement::pinned};
-  applied_ = {*queue_, 1, Placement::pinned};
+  refusal_ = {*queue_, 1, Placement::pinned};
   device_memory_ = {*queue_, 1, Placement::device};
   ReplayProgress progress{};
   progress.scale = kDefaultScale;
   progress.max_priority = std::bit_cast<std::uint32_t>(1.0f);
   set_progress(progress);
-  refusals_[0] = refusals_[1] = kNoRefusal;
+  refusal_[0] = kNoRefusal;
   memory_.leaves = leaves_.data();
   memory_.sums = sums_.data();
   memory_.total = sums_.data() + (prioritized_ ? memory_.offsets[memory_.levels - 1] : 0);
@@ -134,13 +133,19 @@ void SumTreeReplay::close() {
   written_ = {};
   host_batch_ = {};
   device_batch_ = {};
-  staging_ = {};
+  inserted_ = {};
+  given_ = {};
+}
+
+void SumTreeReplay::wait() const {
+  queue_->wait();
+  inserted_.busy = given_.busy = false;
 }
 
 // Waits, and brings what kernels keep to the host.
 const ReplayProgress& SumTreeReplay::fetched() const {
   progress_.fetch(*queue_);
-  queue_->wait();
+  wait();
   return progress_[0];
 }
 
@@ -148,7 +153,7 @@ const ReplayProgress& SumTreeReplay::fetched() const {
 void SumTreeReplay::set_progress(const ReplayProgress& progress) {
   progress_[0] = progress;
   progress_.send(*queue_, 0, 1);
-  queue_->wait();
+  wait();
 }
 
 // Copies the kernels' view of the replay to the device.
@@ -161,11 +166,14 @@ std::vector<T> SumTreeReplay::copied(const T* array, std::size_t count) const {
   return copy;
 }
 
-void SumTreeReplay::stage(std::size_t count) {
-  if (count <= staging_.indices.size()) return;
-  staging_.indices = {*queue_, count, Placement::pinned};
-  staging_.priorities = {*queue_, count, Placement::pinned};
-  staging_.generations = {*queue_, count, Placement::pinned};
+SumTreeReplay::Staging& SumTreeReplay::staged(Staging& staging, std::size_t count) {
+  if (staging.busy) wait();
+  if (count > staging.indices.size()) {
+    staging.indices = {*queue_, count, Placement::pinned};
+    staging.priorities = {*queue_, count, Placement::pinned};
+    staging.generations = {*queue_, count, Placement::pinned};
+  }
+  return staging;
 }
 
 void SumTreeReplay::insert(const std::int64_t* indices, const float* priorities, std::size_t count) {
@@ -177,34 +185,36 @@ void SumTreeReplay::insert(const std::int64_t* indices, const float* priorities,
   if (priorities != nullptr) found = check_priorities(priorities, count);
   if (count == 0) return;
   found.largest += memory_.epsilon;
-  stage(count);
+  Staging& staging = staged(inserted_, count);
   const std::vector<std::size_t> positions = lasting(indices, count, capacity_);
   for (std::size_t i = 0; i < positions.size(); ++i) {
-    const std::size_t at = positions[i];
-    staging_.indices[i] = indices[at];
-    if (priorities != nullptr) staging_.priorities[i] = raised(priorities[at], memory_.epsilon);
-    staging_.generations[i] = std::max(static_cast<std::uint32_t>(known_.counters.inserts + at + 1), 1u);
-    end_ = std::max(end_, static_cast<std::size_t>(indices[at]) + 1);
+    const std::size_t at = positions[i], slot = static_cast<std::size_t>(indices[at]);
+    const auto generation = std::max(static_cast<std::uint32_t>(known_.counters.inserts + at + 1), 1u);
+    staging.indices[i] = indices[at];
+    if (priorities != nullptr) staging.priorities[i] = raised(priorities[at], memory_.epsilon);
+    staging.generations[i] = generation;
+    if (slot >= generations_.size()) generations_.resize(slot + 1);
+    if (std::exchange(generations_[slot], generation) != 0) continue;
+    ++known_.filled;
+    written_current_ = false;
   }
   known_.counters.inserts += count;
-  const std::uint64_t before = seen().filled;
+  staging.busy = true;
   queue_->launch((*kernels_)["pearl_insert"], 1, writing_lanes(positions.size()), device_memory_.data(),
-                 staging_.indices.data(), priorities != nullptr ? staging_.priorities.data() : nullptr,
-                 staging_.generations.data(), std::uint64_t{positions.size()},
+                 staging.indices.data(), priorities != nullptr ? staging.priorities.data() : nullptr,
+                 staging.generations.data(), std::uint64_t{positions.size()},
                  std::bit_cast<std::uint32_t>(found.largest), std::uint64_t{found.infinite}, known_.counters.inserts);
-  written_current_ = fetched().filled == before && written_current_;
 }
 
 // Sends the device a list of the written slots, where there are gaps between them.
 void SumTreeReplay::list_written() {
-  const bool gaps = end_ != seen().filled;
+  const bool gaps = generations_.size() != known_.filled;
   if (written_current_ || (!gaps && memory_.written == nullptr)) return;
   memory_.written = nullptr;
   if (gaps) {
-    const std::vector<ReplaySlot> held = copied(slots_.data(), end_);
     std::vector<std::int64_t> slots;
-    for (std::size_t slot = 0; slot < end_; ++slot)
-      if (held[slot].generation != 0) slots.push_back(static_cast<std::int64_t>(slot));
+    for (std::size_t slot = 0; slot < generations_.size(); ++slot)
+      if (generations_[slot] != 0) slots.push_back(static_cast<std::int64_t>(slot));
     if (written_.size() < slots.size()) written_ = {*queue_, std::min(capacity_, 2 * slots.size()), Placement::device};
     queue_->copy(slots.data(), written_.data(), slots.size() * sizeof slots[0]);
     memory_.written = written_.data();
@@ -218,7 +228,7 @@ void SumTreeReplay::begin_sample(std::size_t count, double beta) {
   require_open();
   check_count(count, kDevice);
   if (count < 1) throw ReplayError("batch_size must be at least 1; found 0.");
-  if (seen().filled == 0) throw ReplayError("The replay is empty: insert before sampling.");
+  if (known_.filled == 0) throw ReplayError("The replay is empty: insert before sampling.");
   list_written();
 }
 
@@ -234,7 +244,7 @@ void SumTreeReplay::sample(std::size_t count, double beta, std::int64_t* indices
   if (host_batch_.room() < count) host_batch_ = {*queue_, count, Placement::pinned};
   launch_sampling(host_batch_, count, {nullptr, next_draw(count, beta)}, nullptr, kAlways);
   last_ = {&host_batch_, count, static_cast<std::uint32_t>(known_.counters.inserts)};
-  queue_->wait();
+  wait();
   std::copy_n(host_batch_.indices(), count, indices);
   std::copy_n(host_batch_.weights(), count, weights);
   std::copy_n(host_batch_.generations(), count, generations);
@@ -244,7 +254,7 @@ void SumTreeReplay::prepare_draws(std::size_t draws, std::size_t count, double b
   const std::lock_guard lock(mutex_);
   require_open();
   if (draws > kMostAhead) throw ReplayError("At most " + std::to_string(kMostAhead) + " draws are prepared at once.");
-  if (std::exchange(prepared_, 0) > 0) queue_->wait();
+  if (std::exchange(prepared_, 0) > 0) wait();
   begin_draws(count, beta);
   for (; prepared_ < draws; ++prepared_) draws_[prepared_] = next_draw(count, beta);
   draws_.send(*queue_, 0, draws);
@@ -253,7 +263,7 @@ void SumTreeReplay::prepare_draws(std::size_t draws, std::size_t count, double b
 void SumTreeReplay::prepare_iteration(std::size_t count, double beta) {
   const std::lock_guard lock(mutex_);
   if (prepared_ == kMostAhead) {
-    queue_->wait();
+    wait();
     prepared_ = 0;
   }
   begin_draws(count, beta);
@@ -317,22 +327,22 @@ std::size_t SumTreeReplay::update(const std::int64_t* indices, const float* prio
     return count;
   }
   if (count == 0) return 0;
-  stage(count);
-  std::copy_n(indices, count, staging_.indices.data());
-  std::copy_n(priorities, count, staging_.priorities.data());
-  if (generations != nullptr) std::copy_n(generations, count, staging_.generations.data());
-  queue_->launch((*kernels_)["pearl_update"], 1, writing_lanes(count), device_memory_.data(), staging_.indices.data(),
-                 staging_.priorities.data(), generations != nullptr ? staging_.generations.data() : nullptr,
-                 std::uint64_t{count}, refusals_.data(), applied_.data(), kAlways);
-  queue_->wait();
-  const std::uint64_t applied = applied_[0];
-  const UpdateRefusal refusal = refusals_[0];
-  if (refusal.index != kNowhere || refusal.priority != kNowhere || refusal.slot != kNowhere) {
-    refusals_[0] = kNoRefusal;
-    check_indices(indices, count, capacity_);
-    check_priorities(priorities, count);
-    throw_unwritten(indices[refusal.slot], refusal.slot);
+  check_indices(indices, count, capacity_);
+  check_priorities(priorities, count);
+  std::size_t applied = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto slot = static_cast<std::size_t>(indices[i]);
+    const std::uint32_t generation = slot < generations_.size() ? generations_[slot] : 0;
+    if (generation == 0) throw_unwritten(indices[i], i);
+    applied += generations == nullptr || generations[i] == generation;
   }
+  Staging& staging = staged(given_, count);
+  std::copy_n(indices, count, staging.indices.data());
+  std::copy_n(priorities, count, staging.priorities.data());
+  if (generations != nullptr) std::copy_n(generations, count, staging.generations.data());
+  staging.busy = true;
+  launch_update_locked(staging.indices.data(), staging.priorities.data(),
+                       generations != nullptr ? staging.generations.data() : nullptr, count, kAlways);
   return applied;
 }
 
@@ -341,10 +351,14 @@ void SumTreeReplay::launch_update(const std::int64_t* indices, const float* prio
   const std::lock_guard lock(mutex_);
   require_open();
   check_count(count, kDevice);
-  if (!prioritized_) return;
+  if (prioritized_) launch_update_locked(indices, priorities, generations, count, failure);
+}
+
+void SumTreeReplay::launch_update_locked(const std::int64_t* indices, const float* priorities,
+                                         const std::uint32_t* generations, std::size_t count,
+                                         const std::int32_t* failure) {
   queue_->launch((*kernels_)["pearl_update"], 1, writing_lanes(count), device_memory_.data(), indices, priorities,
-                 generations, std::uint64_t{count}, refusals_.data() + 1, static_cast<std::uint64_t*>(nullptr),
-                 failure);
+                 generations, std::uint64_t{count}, refusal_.data(), failure);
 }
 
 void SumTreeReplay::launch(const Recording& recording) {
@@ -365,20 +379,20 @@ void SumTreeReplay::count_updates_locked(std::size_t count) {
 void SumTreeReplay::check() {
   const std::lock_guard lock(mutex_);
   require_open();
-  queue_->wait();
+  wait();
   check_locked();
 }
 
 void SumTreeReplay::check_waited() {
   const std::lock_guard lock(mutex_);
   require_open();
+  inserted_.busy = given_.busy = false;
   check_locked();
 }
 
 void SumTreeReplay::check_locked() {
   prepared_ = 0;
-  const UpdateRefusal refusal = refusals_[1];
-  refusals_[1] = kNoRefusal;
+  const UpdateRefusal refusal = std::exchange(refusal_[0], kNoRefusal);
   const auto position = [](std::uint32_t at) { return "at position " + std::to_string(at) + " of a batch on the device"; };
   if (refusal.index != kNowhere)
     throw ReplayError("Index " + position(refusal.index) + " must lie in [0, " + std::to_string(capacity_) + ").");
@@ -396,12 +410,12 @@ void SumTreeReplay::retrieve(const std::int64_t* indices, float* priorities, std
   check_count(count, kDevice);
   check_indices(indices, count, capacity_);
   if (count == 0) return;
-  stage(count);
-  std::copy_n(indices, count, staging_.indices.data());
-  queue_->launch((*kernels_)["pearl_retrieve"], 1, queue_->lanes(count), device_memory_.data(), staging_.indices.data(),
-                 staging_.priorities.data(), std::uint64_t{count});
-  queue_->wait();
-  std::copy_n(staging_.priorities.data(), count, priorities);
+  Staging& staging = staged(given_, count);
+  std::copy_n(indices, count, staging.indices.data());
+  queue_->launch((*kernels_)["pearl_retrieve"], 1, queue_->lanes(count), device_memory_.data(), staging.indices.data(),
+                 staging.priorities.data(), std::uint64_t{count});
+  wait();
+  std::copy_n(staging.priorities.data(), count, priorities);
 }
 
 void SumTreeReplay::sum_all() {
@@ -418,18 +432,19 @@ void SumTreeReplay::set_alpha(double alpha) {
   memory_.alpha_q28 = exponent_q28(alpha);
   publish();
   if (!prioritized_) return;
-  const std::vector<ReplaySlot> slots = copied(slots_.data(), end_);
-  std::vector<float> priorities(end_);
+  const std::size_t end = generations_.size();
+  const std::vector<ReplaySlot> slots = copied(slots_.data(), end);
+  std::vector<float> priorities(end);
   std::transform(slots.begin(), slots.end(), priorities.begin(),
                  [](const ReplaySlot& slot) { return std::bit_cast<float>(slot.priority); });
-  ReplayProgress progress = seen();
-  progress.scale = highest_scale(replay_kernels().scan(priorities.data(), end_).largest, memory_.alpha_q28);
+  ReplayProgress progress = progress_[0];
+  progress.scale = highest_scale(replay_kernels().scan(priorities.data(), end).largest, memory_.alpha_q28);
   if (progress.scale < kDefaultScale) ++progress.rescales;
-  std::vector<std::uint32_t> leaves(end_);
-  replay_kernels().quantise(priorities.data(), end_, memory_.alpha_q28, progress.scale, leaves.data());
-  progress.large = sum_of_large(leaves.data(), end_);
+  std::vector<std::uint32_t> leaves(end);
+  replay_kernels().quantise(priorities.data(), end, memory_.alpha_q28, progress.scale, leaves.data());
+  progress.large = sum_of_large(leaves.data(), end);
   set_progress(progress);
-  queue_->copy(leaves.data(), leaves_.data(), end_ * sizeof leaves[0]);
+  queue_->copy(leaves.data(), leaves_.data(), end * sizeof leaves[0]);
   sum_all();
 }
 
@@ -444,8 +459,7 @@ ReplayState SumTreeReplay::state_locked() const {
   state.counters.rescales = progress.rescales;
   state.counters.recoveries = progress.recoveries;
   state.looked_at = progress.looked_at;
-  state.filled = progress.filled;
-  state.total = prioritized_ ? copied(memory_.total, 1)[0] : progress.filled;
+  state.total = prioritized_ ? copied(memory_.total, 1)[0] : state.filled;
   return state;
 }
 
@@ -463,14 +477,14 @@ ReplayStatistics SumTreeReplay::statistics() const {
   const std::size_t filled = statistics.state.filled;
   if (prioritized_) {
     std::size_t positive = 0;
-    for (const std::uint32_t leaf : copied(leaves_.data(), end_)) {
+    for (const std::uint32_t leaf : copied(leaves_.data(), generations_.size())) {
       ++statistics.histogram[static_cast<std::size_t>(std::bit_width(leaf))];
       positive += leaf != 0;
     }
     statistics.histogram[0] = filled - positive;  // the loop counted unwritten slots there too
   }
   std::uint64_t times = 0;
-  for (const ReplaySlot& slot : copied(slots_.data(), end_)) times += std::min(slot.times, kTimesMax);
+  for (const ReplaySlot& slot : copied(slots_.data(), generations_.size())) times += std::min(slot.times, kTimesMax);
   statistics.samples_per_item = static_cast<double>(times) / static_cast<double>(std::max<std::size_t>(filled, 1));
   if (last_.count == 0) return statistics;
   const std::vector<float> weights = copied(last_.batch->weights(), last_.count);
@@ -498,7 +512,7 @@ void SumTreeReplay::load(const ReplayState& state, const float* priorities, cons
                          const std::uint32_t* leaves, const std::uint16_t* times, const std::int64_t*, std::size_t) {
   const std::lock_guard lock(mutex_);
   require_open();
-  queue_->wait();
+  wait();
   known_ = state;
   known_.counters.exhausted = 0;
   ReplayProgress progress{};
@@ -512,15 +526,17 @@ void SumTreeReplay::load(const ReplayState& state, const float* priorities, cons
   if (prioritized_) progress.large = sum_of_large(leaves, capacity_);
   progress.scale = static_cast<std::int32_t>(state.scale);
   progress.max_priority = std::bit_cast<std::uint32_t>(state.max_priority);
-  end_ = 0;
+  generations_.clear();
   std::vector<ReplaySlot> slots(capacity_);
   for (std::size_t i = 0; i < capacity_; ++i) {
     slots[i] = {prioritized_ ? std::bit_cast<std::uint32_t>(priorities[i]) : 0, generations[i],
                 times != nullptr ? std::uint32_t{times[i]} : 0, 0};
     if (generations[i] == 0) continue;
     ++progress.filled;
-    end_ = i + 1;
+    generations_.resize(i + 1);
+    generations_[i] = generations[i];
   }
+  known_.filled = progress.filled;
   set_progress(progress);
   memory_.seed = state.seed;
   memory_.alpha_q28 = exponent_q28(known_.alpha);

@@ -295,11 +295,9 @@ struct Updated {
   std::uint64_t applied_infinite;  // upper half: items applied; lower half: how many of these are infinite
 };
 
-// Notes an update of `count` items; `applied`, if it is not null, gets how many were.
-PEARL_DEVICE void note_update(ReplayProgress& progress, std::uint64_t count, const Updated& updated,
-                              std::uint64_t* applied) {
+// Notes an update of `count` items.
+PEARL_DEVICE void note_update(ReplayProgress& progress, std::uint64_t count, const Updated& updated) {
   const std::uint64_t items = updated.applied_infinite >> 32;
-  if (applied != nullptr) *applied = items;
   progress.updates += items;
   progress.stale += count - items;
   progress.saturated += updated.applied_infinite & 0xFFFFFFFFu;
@@ -310,7 +308,7 @@ PEARL_DEVICE void note_update(ReplayProgress& progress, std::uint64_t count, con
 // is refused changes nothing.
 PEARL_DEVICE void update(const ReplayMemory& replay, const Place& place, const std::int64_t* indices,
                          const std::uint32_t* priorities, const std::uint32_t* generations, std::uint64_t count,
-                         UpdateRefusal& refusal, std::uint64_t* reply) {
+                         UpdateRefusal& refusal) {
   const auto fresh = [&](std::uint64_t i, std::uint64_t slot) {
     return generations == nullptr || generations[i] == replay.slots[slot].generation;
   };
@@ -353,7 +351,7 @@ PEARL_DEVICE void update(const ReplayMemory& replay, const Place& place, const s
     replay.slots[slot].priority = priority;
   }
   sum_parents(replay, place, indices, count);
-  if (place.lane == 0) note_update(*replay.progress, count, {highest, applied}, reply);
+  if (place.lane == 0) note_update(*replay.progress, count, {highest, applied});
   recover_scale(replay, place, scale, grown);
 }
 

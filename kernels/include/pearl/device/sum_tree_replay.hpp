@@ -40,14 +40,17 @@ class BatchMemory {
   DeviceArray<SampledBatch> arrays_;
 };
 
-// Every method is thread-safe. Methods with host arrays wait for their own kernels and for all launched before on the
-// queue; launch_* return at once.
+// Every method is thread-safe. Those that return what kernels find wait for these, and for all launched before on the
+// queue; insert, update and launch_* return at once.
 class SumTreeReplay final : public ReplayOperations {
  public:
   // Supports kPrioritized and kUniform with replacement, without a limit of samples per item, and every initial
   // priority except the mean.
   SumTreeReplay(std::shared_ptr<DeviceQueue> queue, std::int64_t capacity, unsigned fanout, double alpha,
                 std::uint64_t seed, const ReplayOptions& options);
+  ~SumTreeReplay() override { close(); }
+  SumTreeReplay(const SumTreeReplay&) = delete;
+  SumTreeReplay& operator=(const SumTreeReplay&) = delete;
 
   // As in pearl::SumTreeReplay.
   void insert(const std::int64_t* indices, const float* priorities, std::size_t count) override;
@@ -117,9 +120,19 @@ class SumTreeReplay final : public ReplayOperations {
   void check_locked();
   const ReplayProgress& fetched() const;
   void set_progress(const ReplayProgress& progress);
-  const ReplayProgress& seen() const { return progress_[0]; }
   void list_written();
-  void stage(std::size_t count);
+  // Host arrays for kernels, which may still read them when the call that filled them has returned: then they are `busy`.
+  struct Staging {
+    DeviceArray<std::int64_t> indices;
+    DeviceArray<float> priorities;
+    DeviceArray<std::uint32_t> generations;
+    bool busy = false;
+  };
+  // `staging` with room for `count` items, once no kernel reads it.
+  Staging& staged(Staging& staging, std::size_t count);
+  void wait() const;
+  void launch_update_locked(const std::int64_t* indices, const float* priorities, const std::uint32_t* generations,
+                            std::size_t count, const std::int32_t* failure);
   void sum_all();
   void publish();
   ReplayState state_locked() const;
@@ -133,27 +146,22 @@ class SumTreeReplay final : public ReplayOperations {
   mutable std::mutex mutex_;
   bool closed_ = false;
   std::shared_ptr<const Kernels> kernels_;
-  ReplayState known_;  // the part of the state that the host keeps: alpha, seed, call, inserts and samples
-  std::size_t end_ = 0;  // one past the highest written slot
+  ReplayState known_;  // the part of the state that the host keeps: alpha, seed, call, inserts, samples and filled
+  std::vector<std::uint32_t> generations_;  // of the slots up to the highest written one, as the device has them
   bool written_current_ = false;
   DeviceArray<std::uint32_t> leaves_;
   DeviceArray<std::uint64_t> sums_;
   DeviceArray<ReplaySlot> slots_;
   DeviceArray<std::int64_t> written_;
   PassedArray<ReplayProgress> progress_;
-  DeviceArray<UpdateRefusal> refusals_;   // pinned: of update(), of launch_update()
-  DeviceArray<std::uint64_t> applied_;    // pinned: by update()
+  DeviceArray<UpdateRefusal> refusal_;  // pinned: of launch_update()
   PassedArray<Draw> draws_;
   std::size_t prepared_ = 0;              // of draws_, since check()
   ReplayMemory memory_{};
   DeviceArray<ReplayMemory> device_memory_;
   BatchMemory host_batch_;  // of sample(): kernels write it to pinned memory
   BatchMemory device_batch_;
-  struct Staging {
-    DeviceArray<std::int64_t> indices;
-    DeviceArray<float> priorities;
-    DeviceArray<std::uint32_t> generations;
-  } staging_;
+  mutable Staging inserted_, given_;  // to insert(); to update() and retrieve()
   // The last batch, for statistics().
   struct {
     const BatchMemory* batch = nullptr;
