@@ -22,8 +22,10 @@ import pytest
 from pearl import _cuda
 from pearl.backends.cuda import runtime
 from pearl.backends.cuda.replay import CudaReplayManager
+from pearl.backends.cuda.storage import CudaDataStorage
 from pearl.errors import DeviceError, PriorityError, ReplayError
 from pearl.replay.reference import ReferenceReplayManager
+from pearl.spec import FieldSpec, TransitionSpec
 
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"
 RESOURCES = KERNELS / "cuda" / "resources.json"
@@ -203,6 +205,21 @@ def test_calls_that_return_at_once_take_effect_in_their_order(emulator: _cuda.Em
     state, theirs = replay.state_dict(), reference.state_dict()
     for name, value in theirs.items():
         np.testing.assert_array_equal(state[name], value, err_msg=name)
+
+
+def test_rows_that_are_still_on_their_way_are_not_overwritten(emulator: _cuda.EmulatedQueue) -> None:
+    spec = TransitionSpec((FieldSpec("obs", (3,), "float32"), FieldSpec("reward", (), "float32")))
+    storage = CudaDataStorage(spec, 50, runtime.EMULATOR)
+    rng = np.random.default_rng(1)
+    kept = {name: np.zeros((50, *shape), np.float32) for name, shape in (("obs", (3,)), ("reward", ()))}
+    for start in range(0, 100, 20):
+        rows = {name: rng.random((20, *values.shape[1:]), np.float32) for name, values in kept.items()}
+        storage.insert(rows)
+        for name, values in rows.items():
+            kept[name][np.arange(start, start + 20) % 50] = values
+    found = storage.gather(np.arange(50))
+    for name, values in kept.items():
+        np.testing.assert_array_equal(found[name], values)
 
 
 def test_a_refused_update_changes_nothing(emulator: _cuda.EmulatedQueue) -> None:

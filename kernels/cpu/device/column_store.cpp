@@ -77,12 +77,13 @@ void ColumnStore::insert(std::size_t start, std::size_t count, const std::vector
   const std::size_t most = std::max<std::size_t>(kStagedBytes / std::max<std::size_t>(total_bytes_, 1), 1);
   for (std::size_t done = 0; done < count; done += most) {
     const std::size_t rows = std::min(most, count - done);
+    if (std::exchange(staging_busy_, false)) queue_->wait();
     stage(rows);
     for (std::size_t i = 0; i < columns_.size(); ++i)
       std::memcpy(staging_[i].data(), static_cast<const std::uint8_t*>(columns[i]) + done * row_bytes_[i],
                   rows * row_bytes_[i]);
+    staging_busy_ = true;
     launch(insertion_.data(), nullptr, (start + done) % capacity_, capacity_, rows);
-    queue_->wait();
   }
 }
 
@@ -128,6 +129,7 @@ std::shared_ptr<RowBatch> ColumnStore::gather(const std::int64_t* indices, std::
   indices_.send(*queue_, 0, count);
   launch(batch->copies(), indices_.there(), 0, count, count);
   queue_->wait();
+  staging_busy_ = false;
   return batch;
 }
 

@@ -35,12 +35,15 @@ class RowBatch {
   DeviceArray<RowCopy> copies_;
 };
 
-// Every method is thread-safe. launch_gather returns at once, the others wait. Rows are never torn: the queue is
+// Every method is thread-safe. insert and launch_gather return at once, the others wait. Rows are never torn: the queue is
 // in-order.
 class ColumnStore {
  public:
   ColumnStore(std::shared_ptr<DeviceQueue> queue, std::size_t capacity, std::vector<std::size_t> row_bytes,
               Placement placement = Placement::device);
+  ~ColumnStore() { close(); }
+  ColumnStore(const ColumnStore&) = delete;
+  ColumnStore& operator=(const ColumnStore&) = delete;
 
   // Copies the first `count` rows of each array to rows start, start + 1, ... of a ring, in one launch unless there are
   // very many; without a launch to pinned memory, while no loop on the device may draw.
@@ -88,6 +91,7 @@ class ColumnStore {
   std::shared_ptr<const Kernels> kernels_;
   std::vector<Bytes> staging_;
   std::size_t staged_rows_ = 0;
+  bool staging_busy_ = false;  // kernels may still read it
   DeviceArray<RowCopy> insertion_;
   PassedArray<std::int64_t> indices_;
   std::size_t room_for_indices_ = 0;
