@@ -236,7 +236,7 @@ def test_a_refused_update_changes_nothing(emulator: _cuda.EmulatedQueue) -> None
 
 @pytest.mark.parametrize(
     ("kernel", "mistake"),
-    [("pearl_reverse", "without_barrier"), ("pearl_reverse_by_copies", "without_waiting")],
+    [("pearl_reverse", "without_barrier"), ("pearl_reverse_by_copies", "waiting_late")],
 )
 def test_some_order_of_threads_shows_what_is_not_waited_for(kernel: str, mistake: str) -> None:
     """The control: kernels whose threads read their neighbours' values, which may not be there yet."""
@@ -249,6 +249,19 @@ def test_some_order_of_threads_shows_what_is_not_waited_for(kernel: str, mistake
 def test_a_barrier_that_not_all_threads_reach_is_an_error() -> None:
     with pytest.raises(DeviceError, match=r"wait for each other forever.*32 are at a barrier and 32 have ended"):
         _cuda.EmulatedQueue().control("pearl_half_a_barrier")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [
+        ("pearl_copy_beyond", "4 bytes goes beyond the block's memory"),
+        ("pearl_copy_unaligned", "16 bytes is not aligned"),
+        ("pearl_copy_at_the_end", "ended before its copies"),
+    ],
+)
+def test_wrong_copies_to_a_blocks_memory_are_errors(kernel: str, said: str) -> None:
+    with pytest.raises(DeviceError, match=said):
+        _cuda.EmulatedQueue(64, "descending").control(kernel)
 
 
 def test_arguments_that_do_not_fit_the_kernel_are_an_error() -> None:

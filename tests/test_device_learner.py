@@ -199,20 +199,53 @@ def test_gradients_are_those_of_float64_however_blocks_share_the_work(slices: in
         assert_dqn_gradients(CudaEmulatedLearner(trainer), *batch_of(slices, 21, 19, 7), RELATIVE)
 
 
-@pytest.mark.parametrize("order", ["ascending", "descending", "shuffled"])
-@pytest.mark.parametrize("slices", [8, 16, 32])
-@pytest.mark.parametrize("block_bytes", [0, 20_000, 60_000, 200_000])
-def test_gradients_are_those_of_float64_wherever_weights_and_values_lie(
-    monkeypatch: pytest.MonkeyPatch, order: str, slices: int, block_bytes: int
-) -> None:
-    if CUDA == EMULATED:  # copies arrive at once, when they are waited for, or one or the other
-        queue = _cuda.EmulatedQueue(256, order, 1)
+@pytest.fixture(params=["ascending", "descending", "shuffled"])
+def copies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies to blocks' memory arrive at once, when they are waited for, or one or the other."""
+    if CUDA == EMULATED:
+        queue = _cuda.EmulatedQueue(256, request.param, 1)
         monkeypatch.setattr(runtime, "_queue", lambda _: queue)
+
+
+@pytest.mark.usefixtures("copies")
+@pytest.mark.parametrize("slices", [8, 16, 32, 128])
+@pytest.mark.parametrize("block_bytes", [0, 20_000, 60_000, 110_000, 200_000])
+def test_gradients_are_those_of_float64_wherever_weights_and_values_lie(slices: int, block_bytes: int) -> None:
     trainer = ShowsGradients(
-        spaces.Box(-5.0, 5.0, (12,), np.float32), spaces.Discrete(6), hidden_sizes=(64, 100, 32), double=True
-    )
+        spaces.Box(-5.0, 5.0, (12,), np.float32), spaces.Discrete(6), hidden_sizes=(64, 100, 32), double=True,
+        dueling=block_bytes != 60_000,
+    )  # fmt: skip
     with cut_for_threads(slices, block_bytes):
         assert_dqn_gradients(CudaEmulatedLearner(trainer), *batch_of(slices, 21, 12, 6), RELATIVE)
+
+
+@pytest.mark.usefixtures("copies")
+@pytest.mark.parametrize("block_bytes", [40_000, 200_000])
+@pytest.mark.parametrize("algorithm", [TD3, SAC])
+def test_critics_and_actors_train_alike_wherever_weights_and_values_lie(
+    algorithm: type[Trainer], block_bytes: int
+) -> None:
+    boxes = spaces.Box(-4.0, 4.0, (11,), np.float32), spaces.Box(-1.0, 3.0, (5,), np.float32)
+    ours, theirs = (algorithm(*boxes, hidden_sizes=(64, 36)) for _ in range(2))
+    with cut_for_threads(32 if block_bytes < 200_000 else 16, block_bytes):
+        held = CudaEmulatedLearner(ours)
+    with cut_for_threads(16, 0):
+        in_place = CudaEmulatedLearner(theirs)
+    for seed in range(3):
+        found, expected = (learner.step(*actions_batch(seed, 21, 11, 5)) for learner in (held, in_place))
+        np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-4, atol=1e-4)
+    assert_alike(ours, theirs, 1e-4)
+
+
+@pytest.mark.usefixtures("copies")
+def test_layers_of_every_kind_are_the_same_wherever_values_lie() -> None:
+    ours, theirs = (WithLayerNorm(OBS, ACTIONS) for _ in range(2))
+    with cut_for_threads(16, 0):
+        in_place = CudaEmulatedLearner(theirs)
+    held = CudaEmulatedLearner(ours)
+    for seed in range(10):
+        found, expected = (learner.step(*batch_of(seed, 40)) for learner in (held, in_place))
+        np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("slices", [16, 64])

@@ -265,7 +265,9 @@ std::size_t CudaQueue::most_cluster() const {
   return device_->major >= 9 ? kPortable : 1;
 }
 
+// Before compute capability 8.0, copies to blocks' memory would hold up those that start them.
 std::size_t CudaQueue::most_block_bytes(const Kernel& kernel) const {
+  if (device_->major < 8) return 0;
   const cuda::Function function = static_cast<const CudaKernel&>(kernel).function;
   const Current current(device_->context, name());
   int own = 0;

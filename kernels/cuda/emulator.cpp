@@ -113,8 +113,10 @@ struct Block {
   std::vector<std::unique_ptr<Fiber>>& fibers;
   std::size_t threads;        // of all blocks
   std::size_t block_threads;  // of one
+  std::size_t memory_bytes;   // of one's own memory
   Order order;
   std::mt19937_64 random;
+  std::string mistake{};  // of a thread; errors cannot leave a fiber
   Context scheduler{};
   Fiber* running = nullptr;
 };
@@ -129,6 +131,8 @@ void yield(State state) {
 
 void enter() {
   block->kernel(Wanted::run, block->arguments, block->argument_count);
+  for (const std::vector<Copy>& group : block->running->copies)
+    if (!group.empty()) block->mistake = "A thread has ended before its copies to the block's memory.";
   yield(State::ended);
 }
 
@@ -250,6 +254,13 @@ void wait_for_block() { yield(State::at_barrier); }
 void wait_for_cluster() { yield(State::at_cluster_barrier); }
 
 void start_copy(float* to, const float* from, std::size_t bytes) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(here->memory), place = reinterpret_cast<std::uintptr_t>(to);
+  const bool aligned = place % bytes == 0 && reinterpret_cast<std::uintptr_t>(from) % bytes == 0;
+  if (!aligned || place < begin || place + bytes > begin + block->memory_bytes) {
+    block->mistake = "A copy of " + std::to_string(bytes) +
+                     (aligned ? " bytes goes beyond the block's memory." : " bytes is not aligned.");
+    return;
+  }
   const bool at_once =
       block->order == Order::ascending || (block->order == Order::shuffled && (block->random() & 1u) != 0);
   if (at_once)
@@ -292,10 +303,12 @@ void run(Call kernel, const device::LaunchShape& shape, const device::Argument* 
   static thread_local std::vector<std::unique_ptr<Fiber>> fibers;
   const std::size_t block_threads = shape.rows * shape.lanes, threads = block_threads * shape.cluster;
   while (fibers.size() < threads) fibers.push_back(std::make_unique<Fiber>());
-  Block current{kernel, arguments, count, fibers, threads, block_threads, order, std::mt19937_64(seed)};
+  Block current{
+      kernel, arguments, count, fibers, threads, block_threads, shape.block_bytes, order, std::mt19937_64(seed)};
   block = &current;
   try {
     for (std::size_t group = 0; group < shape.groups; ++group) run_cluster(group, shape);
+    if (!current.mistake.empty()) throw DeviceError(current.mistake);
   } catch (...) {
     block = nullptr;
     throw;

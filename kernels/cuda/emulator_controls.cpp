@@ -22,18 +22,31 @@ PEARL_KERNEL pearl_reverse_without_barrier(std::int32_t* x) {
 }
 
 // The same through the block's own memory, by copies.
-void reverse_by_copies(std::int32_t* x, bool waits) {
+void reverse_by_copies(std::int32_t* x, bool in_time) {
   auto* const held = pearl::device::block_memory();
   pearl::device::start_copy<4>(held + threadIdx.x, reinterpret_cast<const float*>(x) + threadIdx.x);
   pearl::device::end_copies();
-  if (waits) pearl::device::wait_for_copies(0);
+  if (in_time) pearl::device::wait_for_copies(0);
   __syncthreads();
   x[threadIdx.x] = std::bit_cast<std::int32_t>(held[kThreads - 1 - threadIdx.x]);
+  pearl::device::wait_for_copies(0);
 }
 
 PEARL_KERNEL pearl_reverse_by_copies(std::int32_t* x) { reverse_by_copies(x, true); }
 
-PEARL_KERNEL pearl_reverse_by_copies_without_waiting(std::int32_t* x) { reverse_by_copies(x, false); }
+PEARL_KERNEL pearl_reverse_by_copies_waiting_late(std::int32_t* x) { reverse_by_copies(x, false); }
+
+PEARL_KERNEL pearl_copy_beyond(std::int32_t* x) {
+  pearl::device::start_copy<4>(pearl::device::block_memory() + kThreads, reinterpret_cast<const float*>(x));
+}
+
+PEARL_KERNEL pearl_copy_unaligned(std::int32_t* x) {
+  pearl::device::start_copy<16>(pearl::device::block_memory() + 1, reinterpret_cast<const float*>(x));
+}
+
+PEARL_KERNEL pearl_copy_at_the_end(std::int32_t* x) {
+  pearl::device::start_copy<4>(pearl::device::block_memory(), reinterpret_cast<const float*>(x));
+}
 
 PEARL_KERNEL pearl_half_a_barrier(std::int32_t* x) {
   if (threadIdx.x < kThreads / 2) __syncthreads();
@@ -45,10 +58,13 @@ PEARL_KERNEL pearl_two_arguments(std::int32_t* x, float) { x[0] = 0; }
 using pearl::emulator::call;
 
 const pearl::emulator::Registered registered{{
+    {"controls", "", "pearl_copy_at_the_end", &call<pearl_copy_at_the_end>},
+    {"controls", "", "pearl_copy_beyond", &call<pearl_copy_beyond>},
+    {"controls", "", "pearl_copy_unaligned", &call<pearl_copy_unaligned>},
     {"controls", "", "pearl_half_a_barrier", &call<pearl_half_a_barrier>},
     {"controls", "", "pearl_reverse", &call<pearl_reverse>},
     {"controls", "", "pearl_reverse_by_copies", &call<pearl_reverse_by_copies>},
-    {"controls", "", "pearl_reverse_by_copies_without_waiting", &call<pearl_reverse_by_copies_without_waiting>},
+    {"controls", "", "pearl_reverse_by_copies_waiting_late", &call<pearl_reverse_by_copies_waiting_late>},
     {"controls", "", "pearl_reverse_without_barrier", &call<pearl_reverse_without_barrier>},
     {"controls", "", "pearl_two_arguments", &call<pearl_two_arguments>},
 }};

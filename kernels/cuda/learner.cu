@@ -55,24 +55,14 @@ struct WarpPlace {
         at(thread % static_cast<int>(kWarp)) {}
 };
 
-// A thread's block.
-struct BlockPlace {
-  int thread, threads, block, blocks;  // block, blocks: of the cluster
-
-  PEARL_DEVICE explicit BlockPlace(const Lane& lane)
-      : thread(lane.slice % lane.rows * kLanes + lane.lane),
-        threads(lane.rows * kLanes),
-        block(lane.slice / lane.rows),
-        blocks(lane.slices / lane.rows) {}
-};
-
 // A block's features of `width`.
 struct Share {
   int begin, features;
 
-  PEARL_DEVICE Share(const BlockPlace& here, int width) {
-    const int share = (width + 4 * here.blocks - 1) / (4 * here.blocks) * 4;
-    begin = least_of(width, share * here.block);
+  PEARL_DEVICE Share(const Lane& lane, int width) : begin(0), features(width) {
+    if (lane.blocks == 1) return;
+    const int share = (width + 4 * lane.blocks - 1) / (4 * lane.blocks) * 4;
+    begin = least_of(width, share * lane.block);
     features = least_of(width - begin, share);
   }
 };
@@ -81,25 +71,32 @@ struct Share {
 // column c of a row, whose width is a multiple of 32, is at c ^ turn_of(row). The rows of a thread's four features have one turn.
 PEARL_DEVICE int turn_of(int row, int width) { return row & (width % 32 == 0 ? 7 * 4 : 0); }
 
-// Starts to copy an instruction's matrix to the block's memory, a row for each warp.
+// Starts to copy an instruction's matrix to the block's memory.
 PEARL_DEVICE void start_load(const Lane& lane, const Instruction& i) {
-  const BlockPlace here(lane);
-  const WarpPlace place(here.thread, here.threads);
-  const Share share(here, i.out_width);
+  const Share share(lane, i.out_width);
+  if (share.features <= 0) return;
   const bool forward = i.operation == Operation::linear;
   const int rows = forward ? share.features : i.in_width, width = forward ? i.in_width : share.features;
   const int pitch = forward ? i.in_width : i.out_width;
   const float* const parameters = lane.context.parameters[i.parameters];
   const float* const from = parameters + i.weight + (forward ? static_cast<std::int64_t>(share.begin) * pitch : share.begin);
   float* const to = pearl::device::block_memory() + i.held;
-  for (int row = place.warp; row < rows; row += place.warps) {
-    const float* const source = from + static_cast<std::int64_t>(row) * pitch;
-    const int turn = turn_of(row, width);
-    for (int four = place.at; four < width / 4; four += static_cast<int>(kWarp))
-      pearl::device::start_copy<16>(to + row * width + (four * 4 ^ turn), source + four * 4);
+  // Threads take fours in turn, without a division for each.
+  const int fours = width / 4, row_step = lane.threads / fours;
+  const int step = lane.threads - row_step * fours;
+  int row = lane.thread / fours, four = lane.thread - row * fours;
+  while (row < rows) {
+    pearl::device::start_copy<16>(to + row * width + (four * 4 ^ turn_of(row, width)),
+                                  from + static_cast<std::int64_t>(row) * pitch + four * 4);
+    row += row_step;
+    four += step;
+    if (four >= fours) {
+      four -= fours;
+      ++row;
+    }
   }
   if (forward && i.bias != kNone)
-    for (int n = here.thread; n < rows; n += here.threads)
+    for (int n = lane.thread; n < rows; n += lane.threads)
       pearl::device::start_copy<4>(to + rows * width + n, parameters + i.bias + share.begin + n);
 }
 
@@ -110,8 +107,7 @@ template <class Compute, class Finish>
 PEARL_DEVICE void for_features(const Lane& lane, int features, int depth, Compute compute, Finish finish) {
   WarpSums& partial = warp_sums();
   constexpr int kLeastDepth = 8;  // of a part of a sum
-  const BlockPlace here(lane);
-  const WarpPlace place(here.thread, here.threads);
+  const WarpPlace place(lane.thread, lane.threads);
   const int quad = place.at % kQuads, part = place.at / kQuads;
   if (features <= 0) return;
   const bool narrow = features <= 4;  // then the threads of a warp share the terms too
@@ -152,7 +148,7 @@ PEARL_DEVICE void for_features(const Lane& lane, int features, int depth, Comput
         four_at(partial.values[group * patches + patch] + ((narrow ? 0 : part * 4) + j) * kLanes + quad * 4) = sums.of[j];
   }
   __syncthreads();
-  for (int item = here.thread; item < features * kQuads; item += here.threads) {
+  for (int item = lane.thread; item < features * kQuads; item += lane.threads) {
     const int feature = item / kQuads, four = item % kQuads;
     Four total{};
     for (int g = 0; g < used; ++g) {
@@ -172,7 +168,7 @@ PEARL_DEVICE const float* held_input(const Lane& lane, const Instruction& i) {
 // `is_held`: weights and input are in the block's memory, as the compiler then knows.
 template <bool is_held>
 PEARL_DEVICE void linear_of(const Lane& lane, const Instruction& i) {
-  const Share share(BlockPlace(lane), i.out_width);
+  const Share share(lane, i.out_width);
   const float* const parameters = lane.context.parameters[i.parameters];
   const float* const weight = is_held ? pearl::device::block_memory() + i.held
                                       : parameters + i.weight + static_cast<std::int64_t>(share.begin) * i.in_width;
@@ -229,7 +225,7 @@ PEARL_DEVICE void linear_of(const Lane& lane, const Instruction& i) {
 
 template <bool is_held>
 PEARL_DEVICE void slope_linear_of(const Lane& lane, const Instruction& i) {
-  const Share share(BlockPlace(lane), i.out_width);
+  const Share share(lane, i.out_width);
   const float* const weight = is_held ? pearl::device::block_memory() + i.held
                                       : lane.context.parameters[i.parameters] + i.weight + share.begin;
   const int pitch = is_held ? share.features : i.out_width;
@@ -303,15 +299,17 @@ struct Started {
 // Between two instructions: starts the loads of those ahead, and waits for what this one reads in the block's memory.
 template <class InstructionAt>
 PEARL_DEVICE void bring(const Lane& lane, const Instruction& i, InstructionAt instruction_at, Started& started) {
-  const bool reads = i.held != kNone;
-  if (reads && !holds_arena(lane.context)) {
-    const BlockPlace here(lane);
-    const float* const input = lane.of_all(i.in);
-    for (int four = here.thread; four < i.in_width * kQuads; four += here.threads)
-      pearl::device::start_copy<16>(pearl::device::block_memory() + four * 4, input + four * 4);
-    pearl::device::end_copies();
+  constexpr int kKept = 4;
+  const bool reads = i.held != kNone, copies = reads && !holds_arena(lane.context);
+  const float* const input = lane.of_all(i.in);
+  float* const there = pearl::device::block_memory();
+  // The input's first fours are on their way while loads are started.
+  Four kept[kKept];
+#pragma unroll
+  for (int u = 0; u < kKept; ++u) {
+    const int four = u * lane.threads + lane.thread;
+    if (copies && four < i.in_width * kQuads) kept[u] = four_at(input + four * 4);
   }
-  const int before = started.loads;
   for (; started.instructions < i.ahead; ++started.instructions) {
     const Instruction ahead = instruction_at(started.instructions);
     if ((ahead.flags & kLoads) != 0) {
@@ -320,9 +318,16 @@ PEARL_DEVICE void bring(const Lane& lane, const Instruction& i, InstructionAt in
       ++started.loads;
     }
   }
+#pragma unroll
+  for (int u = 0; u < kKept; ++u) {
+    const int four = u * lane.threads + lane.thread;
+    if (copies && four < i.in_width * kQuads) four_at(there + four * 4) = kept[u];
+  }
+  if (copies)
+    for (int four = kKept * lane.threads + lane.thread; four < i.in_width * kQuads; four += lane.threads)
+      four_at(there + four * 4) = four_at(input + four * 4);
   if (reads) {
-    // Groups of copies arrive in order: its own load, if started before, then its input, then what was just started.
-    pearl::device::wait_for_copies(least_of(started.loads - before, started.loads - i.loads));
+    pearl::device::wait_for_copies(started.loads - i.loads);  // they arrive in order
     __syncthreads();
   }
 }
@@ -480,11 +485,12 @@ PEARL_LEARNER_KERNEL pearl_run_tape(const Context* context, const Instruction* t
   const auto* const instructions = reinterpret_cast<const Instruction*>(held.instructions);
   const int group = static_cast<int>(place.group), lane_index = static_cast<int>(place.lane);
   const int rows = static_cast<int>(place.rows), rank = static_cast<int>(pearl::device::cluster_rank());
+  const int blocks = static_cast<int>(pearl::device::cluster_size());
   float* const kept = c.arena + c.arena_features * kLanes * group;
   float* const arena = holds_arena(c) ? pearl::device::block_memory() : kept;
   const Lane lane{c, arena + lane_index, lane_index,
                   static_cast<std::int64_t>(group) * kLanes + lane_index, rank * rows + static_cast<int>(place.row),
-                  static_cast<int>(pearl::device::cluster_size()) * rows, rows};
+                  blocks * rows, block.thread, block.threads, rank, blocks};
   Sums scored{};
   Started started;
   const auto instruction_at = [&](int index) { return index < kHeldInstructions ? instructions[index] : tape[index]; };
@@ -496,9 +502,11 @@ PEARL_LEARNER_KERNEL pearl_run_tape(const Context* context, const Instruction* t
     run_instruction(lane, i, step, scored);
     pearl::device::cluster_barrier();
   }
-  if (holds_arena(c))  // for the kernels that move the weights
-    for (std::int64_t at = block.thread * 4; at < c.arena_features * kLanes; at += block.threads * 4)
-      four_at(kept + at) = four_at(arena + at);
+  if (holds_arena(c)) {  // for the kernels that move the weights
+    const int fours = static_cast<int>(c.arena_features) * kQuads;
+#pragma unroll 4
+    for (int four = block.thread; four < fours; four += block.threads) four_at(kept + four * 4) = four_at(arena + four * 4);
+  }
   const float loss = sum(place, scored.loss), td_error = sum(place, scored.td_error);
   const float policy = sum(place, scored.policy_loss), gap = sum(place, scored.entropy_gap);
   if (rank == 0 && block.thread == 0) c.sums[group] = {loss, td_error, policy, gap};

@@ -32,12 +32,15 @@ struct Held {
   std::size_t last;        // the last instruction that reads it
 };
 
-// Whether a whole matrix, loaded for one instruction, has what another one needs.
-bool serves(const Instruction& loader, const Instruction& i) {
-  return loader.operation == Operation::linear && loader.parameters == i.parameters && loader.weight == i.weight;
+// Whether the matrix loaded for one instruction is what another one needs.
+bool serves(const Instruction& loader, const Instruction& i, std::size_t blocks) {
+  const bool has_share = loader.operation == i.operation || (blocks == 1 && loader.operation == Operation::linear);
+  return has_share && loader.parameters == i.parameters && loader.weight == i.weight;
 }
 
-std::size_t plan_tape(std::vector<Instruction>& tape, std::size_t blocks, std::size_t first, std::size_t floats) {
+// `features`: the values before the matrices. Returns the end of the memory that is used.
+std::size_t plan_tape(std::vector<Instruction>& tape, std::size_t blocks, std::size_t features, std::size_t floats) {
+  const std::size_t first = in_lines(features * tape::kLanes);
   std::vector<Held> held;                         // the newest last
   std::vector<std::size_t> start(tape.size(), 0);  // when the memory of an instruction's matrix is free
   std::size_t next = first, most = first;
@@ -45,15 +48,14 @@ std::size_t plan_tape(std::vector<Instruction>& tape, std::size_t blocks, std::s
   for (std::size_t k = 0; k < tape.size(); ++k) {
     Instruction& i = tape[k];
     const std::size_t wanted = floats_of(i, blocks);
-    if (wanted == 0 || first + wanted > floats) continue;
-    if (blocks == 1) {
-      const auto there = std::find_if(held.begin(), held.end(), [&](const Held& h) { return serves(*h.loader, i); });
-      if (there != held.end()) {
-        there->last = k;
-        i.held = there->loader->held;
-        i.loads = there->loader->loads;
-        continue;
-      }
+    if (wanted == 0 || first + wanted > floats || static_cast<std::size_t>(i.in_width) > features) continue;
+    const auto there =
+        std::find_if(held.begin(), held.end(), [&](const Held& h) { return serves(*h.loader, i, blocks); });
+    if (there != held.end()) {
+      there->last = k;
+      i.held = there->loader->held;
+      i.loads = there->loader->loads;
+      continue;
     }
     if (next + wanted > floats) next = first;
     const std::size_t begin = next, end = begin + wanted;
@@ -82,24 +84,18 @@ BlockMemory plan_block_memory(const std::vector<std::vector<Instruction>*>& tape
   const std::size_t floats = bytes / sizeof(float);
   std::size_t largest = 0, widest = 0;
   for (const std::vector<Instruction>* tape : tapes)
-    for (const Instruction& i : *tape)
-      if (const std::size_t wanted = floats_of(i, blocks); wanted > 0) {
-        largest = std::max(largest, wanted);
-        widest = std::max(widest, static_cast<std::size_t>(i.in_width));
-      }
-  BlockMemory plan;
-  if (largest == 0) return plan;
+    for (const Instruction& i : *tape) {
+      const std::size_t wanted = floats_of(i, blocks), in = static_cast<std::size_t>(i.in_width);
+      if (wanted == 0 || in_lines(in * tape::kLanes) + wanted > floats) continue;
+      largest = std::max(largest, wanted);
+      widest = std::max(widest, in);
+    }
+  if (largest == 0) return {};
   // Two of the largest matrices: one is loaded while the other is used.
-  if (blocks == 1 && arena * tape::kLanes + 2 * largest <= floats)
-    plan.features = arena;
-  else if (widest * tape::kLanes + largest <= floats)
-    plan.features = widest;
-  else
-    return plan;
-  const std::size_t first = in_lines(plan.features * tape::kLanes);
-  std::size_t used = 0;
-  for (std::vector<Instruction>* tape : tapes) used = std::max(used, plan_tape(*tape, blocks, first, floats));
-  plan.bytes = used * sizeof(float);
+  const bool all = blocks == 1 && arena * tape::kLanes + 2 * largest <= floats;
+  BlockMemory plan{all ? arena : widest};
+  for (std::vector<Instruction>* tape : tapes)
+    plan.bytes = std::max(plan.bytes, plan_tape(*tape, blocks, plan.features, floats) * sizeof(float));
   return plan;
 }
 

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <set>
 #include <utility>
 
@@ -562,6 +563,8 @@ DeviceLearner::Phase DeviceLearner::upload(const Program& program) {
 }
 
 std::size_t DeviceLearner::block_bytes() const {
+  for (const float* vector : model_.parameters)
+    if (reinterpret_cast<std::uintptr_t>(vector) % 16 != 0) return 0;  // it cannot be copied by fours
   const std::size_t most = queue_->most_block_bytes((*kernels_)["pearl_run_tape"]);
   return cut_.block_bytes < 0 ? most : std::min(most, static_cast<std::size_t>(cut_.block_bytes));
 }

@@ -3,7 +3,8 @@
 //
 // The blocks of a cluster share the features of a layer, and each holds what its own need: of a linear operation the rows
 // of its neurons and their biases, of slope_linear the columns of its inputs. Memory is handed out in the tape's order, and
-// again from the start once it is used up. A single block, which needs whole matrices, uses those that are still there.
+// again from the start once it is used up. What is still there is used again: by a single block, whose matrices are whole,
+// also on the way back.
 #pragma once
 
 #include <cstddef>

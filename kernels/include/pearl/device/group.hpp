@@ -130,7 +130,7 @@ PEARL_DEVICE void start_copy(float* to, const float* from) {
   else
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(place), "l"(from), "n"(bytes) : "memory");
 #else
-  for (int i = 0; i < bytes / 4; ++i) to[i] = from[i];
+  static_cast<void>(to), static_cast<void>(from);  // not called: blocks are given no memory there
 #endif
 }
 // Those that the thread has started since the last call are one group.
@@ -139,17 +139,21 @@ PEARL_DEVICE void end_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-// Waits for the thread's groups of copies, but for the last `later`.
+// Waits for the thread's groups of copies, but for the last `later`, or the last 7 of more.
 PEARL_DEVICE void wait_for_copies(int later) {
 #if __CUDA_ARCH__ >= 800
-  if (later <= 0)
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-  else if (later == 1)
-    asm volatile("cp.async.wait_group 1;" ::: "memory");
-  else if (later == 2)
-    asm volatile("cp.async.wait_group 2;" ::: "memory");
-  else
-    asm volatile("cp.async.wait_group 3;" ::: "memory");
+  switch (later) {  // the instruction takes a constant
+    case 0: asm volatile("cp.async.wait_group 0;" ::: "memory"); break;
+    case 1: asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
+    case 2: asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
+    case 3: asm volatile("cp.async.wait_group 3;" ::: "memory"); break;
+    case 4: asm volatile("cp.async.wait_group 4;" ::: "memory"); break;
+    case 5: asm volatile("cp.async.wait_group 5;" ::: "memory"); break;
+    case 6: asm volatile("cp.async.wait_group 6;" ::: "memory"); break;
+    default: asm volatile("cp.async.wait_group 7;" ::: "memory");
+  }
+#else
+  static_cast<void>(later);
 #endif
 }
 #endif

@@ -33,7 +33,7 @@ struct Lane {
   static constexpr int slice = 0, slices = 1;
 #endif
 #ifdef PEARL_CUDA_KERNELS
-  int rows;  // of this block: so many of the slices
+  int thread, threads, block, blocks;  // the thread in its block, and the block in its cluster
 #endif
 
   PEARL_DEVICE float* at(int feature) const { return arena + static_cast<std::int64_t>(feature) * kLanes; }
