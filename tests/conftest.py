@@ -51,6 +51,7 @@ def calibration_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
         patch.setenv("SYCL_CACHE_DIR", compiled)
         patch.setenv("PEARL_CACHE_DIR", str(folder))
         patch.setenv("PEARL_BUDGET_S", "0")  # no test tries programs unless it says so
+        patch.setenv("PEARL_PLOT", "0")  # a learning curve takes longer than most runs: only with --plot
         yield folder
 
 

@@ -427,7 +427,7 @@ def test_bench_of_something_else(stub, tmp_path):
 
 def test_compose_run_report(composed, tmp_path):
     folder, _ = composed
-    options = ("--run-dir", tmp_path / "run", "--serial", "--eval-episodes", "2", "--until-return", "none")
+    options = ("--run-dir", tmp_path / "run", "--serial", "--eval-episodes", "2", "--until-return", "none", "--plot")
     assert invoke("run", folder / "runs" / "small" / "program.py", *options).exit_code == 0
     result = invoke("report", tmp_path / "run")
     assert result.exit_code == 0, result.output

@@ -154,7 +154,7 @@ def test_ctrl_c_during_imports_is_one_line(program: Path, tmp_path: Path) -> Non
     ],
 )
 def test_a_run_without_readers_trains_to_its_end(program: Path, tmp_path: Path, shell: str) -> None:
-    arguments = ("--timesteps", "1000", "--eval-episodes", "2", "--run-dir", str(tmp_path / "run"))
+    arguments = ("--timesteps", "1000", "--eval-episodes", "2", "--plot", "--run-dir", str(tmp_path / "run"))
     command = shlex.join([sys.executable, str(program), *arguments])
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", shell.format(command)], capture_output=True, timeout=120, cwd=tmp_path
@@ -197,7 +197,7 @@ def test_a_trainer_that_raises_is_told_with_file_line_and_log(
 def test_a_run_outlives_a_locked_checkpoint_folder_and_a_run_folder_that_goes(program: Path, tmp_path: Path) -> None:
     results, saved = tmp_path / "results", tmp_path / "saved"
     saved.mkdir()
-    options = ("--timesteps", "5_000_000", "--checkpoint-interval", "2000", "--eval-episodes", "0")
+    options = ("--timesteps", "5_000_000", "--checkpoint-interval", "2000", "--eval-episodes", "0", "--plot")
     holder = os.open(saved, os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
     with running(program, *options, "--run-dir", str(results), "--checkpoint-dir", str(saved)) as started:
@@ -225,7 +225,7 @@ def test_a_run_whose_folder_another_took_keeps_its_state_elsewhere(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     results = tmp_path / "results"
-    options = ("--timesteps", "5_000_000", "--eval-interval", "3000", "--eval-episodes", "1")
+    options = ("--timesteps", "5_000_000", "--eval-interval", "3000", "--eval-episodes", "1", "--plot")
     with running(program, *options, "--run-dir", str(results)) as started:
         under_way(started, results)
         os.kill(started.process.pid, signal.SIGSTOP)  # it must not make its folder again first

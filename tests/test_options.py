@@ -19,6 +19,8 @@ def test_options_have_the_programs_defaults() -> None:
     assert options.checkpoint_dir == options.run_dir / "checkpoints"
     assert (options.checkpoint_interval, options.eval_interval) == (2000, 1000)
     assert (options.resume, options.serial, options.bench) == (False, False, False)
+    assert options_of("--plot").plot
+    assert not options_of("--no-plot").plot
     assert (options.eval_max_steps, options.actor_timeout_s) == (30_000, None)
 
 

@@ -75,11 +75,10 @@ def has_episodes(run_dir: Path) -> bool:
 @SETTINGS
 def test_program_runs_and_leaves_its_results(programs: dict[int, Path], tmp_path: Path, setting: int) -> None:
     assert ("setting 1" in programs[setting].read_text()) == (setting == 1)
-    code, output = run(
-        programs[setting], "--timesteps", "2000", "--eval-episodes", "3", "--run-dir", str(tmp_path / "run")
-    )
-    assert code == 0, output
     results = tmp_path / "run"
+    arguments = ("--timesteps", "2000", "--eval-episodes", "3", "--plot", "--run-dir", str(results))
+    code, output = run(programs[setting], *arguments)
+    assert code == 0, output
     assert (results / "weights.safetensors").stat().st_size > 0
     assert (results / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     assert list((results / "tensorboard").glob("events.*"))
@@ -108,9 +107,10 @@ def test_program_runs_and_leaves_its_results(programs: dict[int, Path], tmp_path
     assert re.search(r"replay ratio \S+  greedy \d+\S* at [12],\d\d\d", output), "the display shows greedy evaluations"
     assert f"\n{found['env_steps']:,}/2,000 steps 100%" in output, "the last counts"
     if setting == 2:
-        less = ("--timesteps", "1000", "--eval-episodes", "0", "--run-dir", str(results), "--resume")
+        less = ("--timesteps", "1000", "--eval-episodes", "0", "--no-plot", "--run-dir", str(results), "--resume")
         code, output = run(programs[setting], *less)
         assert code == 0, output
+        assert "Learning curve: none, by --no-plot" in output
         assert "--timesteps 1,000 counts the steps of the whole run" in output
         assert "nothing is trained" in output
         assert "1,000 steps 100%" in output
@@ -379,8 +379,9 @@ def test_ctrl_c_leaves_a_checkpoint_and_a_trace_and_the_run_goes_on(programs: di
     threads = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert threads == {"Host Runtime", "training loop", "Actor 0"}
 
-    code, output = run(programs[2], "--resume", "--timesteps", str(stopped["env_steps"] + 500), *arguments)
+    code, output = run(programs[2], "--resume", "--timesteps", str(stopped["env_steps"] + 500), "--plot", *arguments)
     assert code == 0, output
+    assert (tmp_path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     assert f"at step {stopped['env_steps']:,}" in output
     resumed = summary(tmp_path)
     assert resumed["env_steps"] >= stopped["env_steps"] + 500
@@ -409,7 +410,7 @@ def test_a_signal_to_the_whole_group_ends_the_run_in_good_order(tmp_path: Path, 
 def test_ctrl_c_in_the_final_evaluation_keeps_what_was_trained(tmp_path: Path, quick_profiles: None) -> None:
     program = make_program(tmp_path, env="Counting-v0", env_kwargs={"pause_s": 0.001})
     results = tmp_path / "results"
-    arguments = ("--timesteps", "400", "--eval-interval", "100000", "--eval-episodes", "20000")
+    arguments = ("--timesteps", "400", "--eval-interval", "100000", "--eval-episodes", "20000", "--plot")
     with running(program, *arguments, "--run-dir", str(results)) as started:
         started.until((results / "summary.json").exists)  # written before the evaluation
         started.interrupt()

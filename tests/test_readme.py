@@ -28,8 +28,10 @@ def test_twelve_lines_compose_a_program_that_trains(tmp_path):
         (tmp_path / name[1]).write_text(block, encoding="utf-8")
     run(tmp_path, "-m", "pearl", "devices", "--no-measure")
     run(tmp_path, "compose.py")
-    options = ("--timesteps", "1500", "--until-return", "none", "--eval-episodes", "2")
-    assert "Last weights:" in run(tmp_path, "cartpole_runtime.py", *options)
+    options = ("--timesteps", "1500", "--until-return", "none", "--eval-episodes", "2", "--plot")
+    output = run(tmp_path, "cartpole_runtime.py", *options)
+    for named in ("Last weights:", "learning_curve.png"):
+        assert named in output
 
 
 def test_every_command_exists():

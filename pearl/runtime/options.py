@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from pearl.errors import ConfigurationError
 from pearl.spec import ActorSpec
 
 MOST_SEED = 2**62 - 1
+PLOT_VARIABLE = "PEARL_PLOT"
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Options:
     actor_timeout_s: float | None = None  # None: as the program's ActorSpec says
     trace: Path | None = None
     plain: bool = False
+    plot: bool = True
     recompose: bool = False
     drift_threshold: float = 1.5
     drift_seconds: float = 60.0
@@ -269,6 +272,12 @@ def parse_options(
         "machine alone",
     )
     add("--plain", action="store_true", help="plain lines instead of the live view, also on a terminal")
+    add(
+        "--plot",
+        action=argparse.BooleanOptionalAction,
+        default=os.environ.get(PLOT_VARIABLE) != "0",
+        help=f"draw the learning curve at the end (default: yes, unless the variable {PLOT_VARIABLE} is 0)",
+    )
     a = parser.parse_args(arguments)
     for name, given in (("paced", a.bench_paced), ("both", a.bench_both)):
         if given and not a.bench:
@@ -302,6 +311,7 @@ def parse_options(
         actor_timeout_s=a.actor_timeout,
         trace=a.trace,
         plain=a.plain,
+        plot=a.plot,
         recompose=a.recompose,
         drift_threshold=a.drift_threshold,
         drift_seconds=a.drift_seconds,

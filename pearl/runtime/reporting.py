@@ -362,6 +362,8 @@ class Reporter:
 
     def plot(self, title: str) -> Path | str:
         """Draw the learning curve; return its path, or why there is none."""
+        if not self._options.plot:
+            return "none, by --no-plot or PEARL_PLOT=0; `pearl report` shows it"
         if not self._subject.counters.episodes:
             return "none, no episode has ended yet"
         if self._folder.error(self._options.run_dir) is not None:
