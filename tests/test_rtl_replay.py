@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
@@ -18,7 +19,7 @@ pytest.importorskip("amaranth", reason="Amaranth is not installed: `make rtl`, o
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # kernels/rtl is not installed
 
 from kernels.rtl.replay_pipeline import level_sums
-from kernels.rtl.replay_simulation import run
+from kernels.rtl.replay_simulation import Simulation, run
 from kernels.rtl.requests import Operation, Request
 
 PACES = ((1, True), (1, False), (2, True), (2, False))
@@ -151,22 +152,39 @@ def test_every_level_holds_the_largest_sums():
     assert [int(nodes.max()).bit_length() for nodes in done.levels] == [34, 32, 30, 28]
 
 
+@functools.lru_cache(maxsize=1)
+def counting(shape):
+    """A simulation of the shape with leaves of 0, 1, 2 ..., shared by tests that follow each other."""
+    return Simulation(shape, np.arange(shape.slots, dtype=np.uint64))
+
+
+@pytest.mark.parametrize("batch", [1, 24])
 @pytest.mark.parametrize("pace", [1, 2])
 @pytest.mark.parametrize("assigns", [True, False])
 @pytest.mark.parametrize(("depth", "fanout", "lanes"), [(1, 16, 16), (2, 8, 1), (2, 8, 4), (4, 2, 2), (3, 4, 1)])
-@pytest.mark.parametrize("batch", [1, 24])
 def test_batches_take_the_cycles_of_the_closed_forms(depth, fanout, lanes, assigns, pace, batch):
     shape = TreeShape(depth, fanout, lanes, cycles_per_access=pace, assigns=assigns)
-    leaves = np.arange(shape.slots, dtype=np.uint64)
-    total = int(leaves.sum())
+    simulation, total = counting(shape), shape.slots * (shape.slots - 1) // 2
     rng = np.random.default_rng(0)
     samplings = [Request(Operation.SAMPLE, 0, int(target)) for target in rng.integers(total, size=batch)]
-    assert run(shape, samplings, leaves).cycles == shape.sampling_cycles(batch)
+    assert simulation.run(samplings).cycles == shape.sampling_cycles(batch)
     others = [Request(Operation.RETRIEVE, int(index)) for index in rng.integers(shape.slots, size=batch)]
-    assert run(shape, others, leaves).cycles == shape.pass_cycles(batch)
+    assert simulation.run(others).cycles == shape.pass_cycles(batch)
     mixed = [(samplings if rng.random() < 0.5 else others)[k] for k in range(batch)]
     expected = shape.mixed_cycles([request.operation is Operation.SAMPLE for request in mixed])
-    assert run(shape, mixed, leaves).cycles == expected
+    assert simulation.run(mixed).cycles == expected
+
+
+def test_a_simulation_begins_each_run_with_its_leaves():
+    shape, requests = TreeShape(2, 4, 2), [Request(Operation.ASSIGN, 3, 9), Request(Operation.RETRIEVE, 3)]
+    simulation = Simulation(shape, np.arange(shape.slots, dtype=np.uint64))
+    first = simulation.run(requests)
+    assert [result.value for result in first.results] == [9, 9]
+    assert simulation.run(requests[1:]).results[0].value == 3
+    again = simulation.run(requests)
+    assert again.results == first.results
+    for nodes, expected in zip(again.levels, first.levels, strict=True):
+        np.testing.assert_array_equal(nodes, expected)
 
 
 @pytest.mark.parametrize("pace", [1, 2])
