@@ -5,6 +5,7 @@ Intel's compiler, which the recipe is for, is not needed: fixtures/fpga_threads 
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -22,7 +23,13 @@ from pearl.backends.sycl.device import sycl_availability
 from pearl.backends.sycl.runtime import sycl_runtime
 from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+# cmake may be the one that the environment's kernels were built with.
+CMAKE = shutil.which("cmake", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+    pytest.mark.skipif(CMAKE is None, reason="needs cmake"),
+]
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "kernels" / "sycl" / "board"
@@ -31,6 +38,7 @@ SYCL_HEADERS = Path(sys.prefix) / "include"
 EMULATOR = sycl_availability(EMULATOR_SELECTOR)
 TINY = ("network=4,20,2", "batch=9", "copies=2")
 TREE = ("capacity=200", "fanout=4")
+OPTIONS = ("DESIGN=training", "CAPACITY=200", "FANOUT=4", "NETWORK=3,9,2", "ALGORITHM=ddpg", "BATCH=12", "COPIES=2")
 
 
 def compile_with_gcc(folder: Path, design: str, *options: str) -> Path:
@@ -48,14 +56,25 @@ def compile_with_gcc(folder: Path, design: str, *options: str) -> Path:
     return made
 
 
+def build(folder: Path, target: str) -> str:
+    """What cmake says."""
+    command = [str(CMAKE), "--build", str(folder), "--target", target]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
 @pytest.fixture(scope="module")
-def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("board") / "generate"
-    kernels = ROOT / "kernels"
-    sources = [RECIPE / "generate.cpp", *(kernels / "sycl" / f"fpga{of}_program.cpp" for of in ("", "_learner"))]
-    includes = [f"-I{kernels / 'sycl'}", f"-I{kernels / 'include'}"]
-    subprocess.run(["g++", "-std=c++20", *includes, *map(str, sources), "-o", str(made)], check=True)
-    return made
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a build with OPTIONS, where the generator is made."""
+    folder = tmp_path_factory.mktemp("board")
+    configure = [str(CMAKE), "-S", str(RECIPE), "-B", str(folder), "-DCMAKE_CXX_COMPILER=g++"]
+    subprocess.run([*configure, *(f"-DPEARL_{o}" for o in OPTIONS)], check=True, capture_output=True)
+    build(folder, "generate")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def generator(recipe: Path) -> Path:
+    return recipe / "generate"
 
 
 def generate(generator: Path, *words: str) -> str:
@@ -140,18 +159,12 @@ def test_what_no_program_is_generated_for_is_said(generator: Path, words: tuple[
     assert refused.stdout == ""
 
 
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
-def test_the_recipe_generates_what_its_options_say(generator: Path, tmp_path: Path) -> None:
-    options = ("DESIGN=training", "CAPACITY=200", "FANOUT=4", "NETWORK=3,9,2", "ALGORITHM=ddpg", "BATCH=12", "COPIES=2")
-    configure = ["cmake", "-S", str(RECIPE), "-B", str(tmp_path), "-DCMAKE_CXX_COMPILER=g++"]
-    subprocess.run([*configure, *(f"-DPEARL_{o}" for o in options)], check=True, capture_output=True)
-    targets = subprocess.run(
-        ["cmake", "--build", str(tmp_path), "--target", "help"], check=True, capture_output=True, text=True
-    ).stdout
+def test_the_recipe_generates_what_its_options_say(recipe: Path, generator: Path) -> None:
+    targets = build(recipe, "help")
     assert all(f" {target}\n" in targets for target in ("program", "fpga_emu", "fpga_report", "fpga"))
-    subprocess.run(["cmake", "--build", str(tmp_path), "--target", "program"], check=True, capture_output=True)
-    words = [f"{name.lower()}={value}" for name, value in (option.split("=") for option in options)]
-    assert (tmp_path / "program.hpp").read_text() == generate(generator, *words)
+    build(recipe, "program")
+    words = [f"{name.lower()}={value}" for name, value in (option.split("=") for option in OPTIONS)]
+    assert (recipe / "program.hpp").read_text() == generate(generator, *words)
 
 
 # --- host checks -----------------------------------------------------------------------------------------------------
