@@ -263,8 +263,8 @@ class Candidate:
         """Refuse values that no search gives, such as those of a document that was cut or edited wrongly."""
         where = f"The pair {' + '.join(self.pair)}"
         for part, values in (
-            ("terms", dataclasses.asdict(self.terms)),
-            *((f"storage on {option.device}", dataclasses.asdict(option)) for option in self.storage),
+            ("terms", vars(self.terms)),
+            *((f"storage on {option.device}", vars(option)) for option in self.storage),
             ("pair", {"message_bytes": self.message_bytes, "idle_watts": self.idle_watts}),
         ):
             for name, value in values.items():
