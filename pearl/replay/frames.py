@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from pearl.errors import CapacityError, ConfigurationError, ReplayError
 from pearl.replay.arguments import as_indices
-from pearl.replay.memory import check_fits, free_memory
+from pearl.replay.memory import check_fits
 from pearl.replay.storage import DataStorage, field_of, matching_rows
 from pearl.spec import NEXT_OBS, OBS, OBSERVATION_STATISTICS, FieldSpec, ReplaySpec, TransitionSpec
 
@@ -80,7 +80,7 @@ class FrameStorage:
 
     def __init__(self, spec: TransitionSpec, capacity: int, *, streams: int = 1) -> None:
         frame = stack_of(spec)
-        check_fits(capacity, frames_nbytes(spec), free_memory())
+        check_fits(capacity, frames_nbytes(spec))
         self.spec, self._names = spec, tuple(field.name for field in spec.fields)
         self._rows = DataStorage(_placed(spec), capacity)
         self._stack = field_of(spec, OBS).shape[0]

@@ -11,6 +11,7 @@ from pearl.control_groups import group_memory
 from pearl.errors import CapacityError
 
 _CAPACITY_MAX = 2**36
+_SMALL = 2**20  # bytes that are always free; finding out takes longer than making so small a replay
 _MEMINFO = Path("/proc/meminfo")
 
 
@@ -20,9 +21,10 @@ def free_memory() -> int:
     return free if group is None else min(free, group.free)
 
 
-def check_fits(rows: int, row_nbytes: int, free: int) -> None:
-    """Raise CapacityError if `rows` transitions of `row_nbytes` need more than `free` bytes."""
+def check_fits(rows: int, row_nbytes: int, free: int | None = None) -> None:
+    """Raise CapacityError if `rows` transitions of `row_nbytes` need more than `free` bytes; None: the host's."""
     needed = rows * row_nbytes
+    free = _free_for(needed) if free is None else free
     if needed > free:
         raise CapacityError(
             f"Replay of {rows:,} transitions of {readable_size(row_nbytes)} each needs {readable_size(needed)}; "
@@ -31,18 +33,25 @@ def check_fits(rows: int, row_nbytes: int, free: int) -> None:
         )
 
 
-def check_slots_fit(capacity: int, slot_nbytes: float, free: int, device: str = "") -> None:
-    """Raise CapacityError if a Replay Manager of `capacity` slots needs more than `free` bytes.
+def check_slots_fit(capacity: int, slot_nbytes: float, free: int | None = None, device: str = "") -> None:
+    """Raise CapacityError if a Replay Manager of `capacity` slots needs more than `free` bytes; None: the host's.
 
     The system commits memory at the first write: without this check, a too large replay would end the process. A
     capacity that no kernel takes passes: the kernel's own message is better.
     """
+    if not 1 <= operator.index(capacity) <= _CAPACITY_MAX:
+        return
     needed = capacity * slot_nbytes
-    if 1 <= operator.index(capacity) <= _CAPACITY_MAX and needed > free:
+    free = _free_for(needed) if free is None else free
+    if needed > free:
         raise CapacityError(
             f"A Replay Manager of {capacity:,} slots needs {readable_size(needed)}; {readable_size(free)} of memory "
             f"are free{device and f' on {device}'}. Lower `size`."
         )
+
+
+def _free_for(needed: float) -> int:
+    return free_memory() if needed > _SMALL else _SMALL
 
 
 def _machine_free() -> int:

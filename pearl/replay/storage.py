@@ -20,7 +20,7 @@ from pearl.errors import ReplayError
 from pearl.ipc.shared_buffer import SharedBuffer
 from pearl.replay.arguments import as_indices, check_indices
 from pearl.replay.backing import ArraySpec, Backing, BackingKind, Place, RamBacking, attach, make_backing, open_file
-from pearl.replay.memory import check_fits, free_memory
+from pearl.replay.memory import check_fits
 from pearl.spec import NEXT_OBS, OBS, REWARD, FieldSpec, TransitionSpec
 
 _T = TypeVar("_T")
@@ -200,7 +200,7 @@ class DataStorage:
         specs = _array_specs(spec, ring.capacity, options)
         if backing != "memmap":
             needed = sum(array.nbytes for array in specs if array.name != _KEPT)
-            check_fits(ring.capacity, needed // ring.capacity, free_memory())
+            check_fits(ring.capacity, needed // ring.capacity)
         self._take(spec, ring, options, make_backing(backing, specs, path))
         if backing == "memmap":
             self._resume()

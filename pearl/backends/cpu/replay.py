@@ -10,7 +10,7 @@ from pearl import _native
 from pearl.errors import ReplayError
 from pearl.replay.arguments import PRIORITY_MODES, TIME_MODES, Selection, SelectionOptions
 from pearl.replay.kernel import KernelReplayManager
-from pearl.replay.memory import check_slots_fit, free_memory
+from pearl.replay.memory import check_slots_fit
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -32,7 +32,7 @@ class NativeReplayManager(KernelReplayManager):
         chosen = Selection(**options)
         if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= MOST_WORKERS:
             raise ReplayError(f"workers must be a whole number in [1, {MOST_WORKERS}]; found {workers!r}.")
-        check_slots_fit(capacity, _slot_nbytes(chosen), free_memory())
+        check_slots_fit(capacity, _slot_nbytes(chosen))
         initial = chosen.initial_priority
         tree = _native.SumTree(
             capacity,

@@ -54,7 +54,7 @@ class CudaDataStorage(DataStorageOnDevice):
                 "The Data Storage, %s, is kept in the host's memory, where %s reads it: %s are free on the device.",
                 *(readable_size(needed), self.device, readable_size(free)),
             )
-        check_fits(capacity, spec.nbytes, free if self.memory == "device" else free_memory())
+        check_fits(capacity, spec.nbytes, free if self.memory == "device" else None)
         super().__init__(spec, capacity, open_cuda(self.device), pinned=self.memory == "pinned")
 
     def gather(self, indices: ArrayLike, out: Mapping[str, Any] | None = None) -> dict[str, Any]:
