@@ -22,6 +22,7 @@ DEVICE_HEADER = "name,kind,backend,selector,cores,active_watts"
 CONNECTION_HEADER = "source,target,latency_us,bandwidth_gbps"
 ONE_CPU = ("cpu0,cpu,cpu,,2,60",)
 TWO_CPUS = (*ONE_CPU, "cpu1,cpu,cpu,,2,60")
+WITHOUT_FLUSHING = Path(__file__).parent / "fixtures" / "without_flushing"
 
 CsvPair = Callable[..., tuple[Path, Path]]
 _T = TypeVar("_T")
@@ -80,6 +81,7 @@ class Running:
 
     def __init__(self, program: Path, *arguments: str, cwd: Path | None = None) -> None:
         self._output = program.with_suffix(f".{time.monotonic_ns()}.output")
+        paths = filter(None, [str(WITHOUT_FLUSHING), os.environ.get("PYTHONPATH")])
         with self._output.open("wb") as file:
             self.process = subprocess.Popen(
                 [sys.executable, str(program), *arguments],
@@ -87,7 +89,7 @@ class Running:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)},
             )
 
     @property
