@@ -72,7 +72,7 @@ struct Share {
 PEARL_DEVICE int turn_of(int row, int width) { return row & (width % 32 == 0 ? 7 * 4 : 0); }
 
 // Starts to copy an instruction's matrix to the block's memory.
-PEARL_DEVICE void start_load(const Lane& lane, const Instruction& i) {
+[[maybe_unused]] PEARL_DEVICE void start_load(const Lane& lane, const Instruction& i) {
   const Share share(lane, i.out_width);
   if (share.features <= 0) return;
   const bool forward = i.operation == Operation::linear;
@@ -463,13 +463,15 @@ struct HeldTape {
   alignas(16) std::uint32_t instructions[kHeldInstructions * sizeof(Instruction) / 4];
 };
 
-PEARL_DEVICE void copy_words(const void* from, std::uint32_t* to, int count, const TileBlock& block) {
+[[maybe_unused]] PEARL_DEVICE void copy_words(const void* from, std::uint32_t* to, int count, const TileBlock& block) {
   for (int word = block.thread; word < count; word += block.threads) to[word] = static_cast<const std::uint32_t*>(from)[word];
 }
 
 }  // namespace
 
 #define PEARL_LEARNER_KERNEL PEARL_KERNEL_OF(kMostThreads)
+
+#if PEARL_HAS_TAPE
 
 PEARL_LEARNER_KERNEL pearl_run_tape(const Context* context, const Instruction* tape, int count, const StepNumbers* numbers) {
   PEARL_SHARED(HeldTape, held);
@@ -528,6 +530,8 @@ PEARL_LEARNER_KERNEL pearl_gradients(const Context* context, const Tile* tiles, 
   squares = sum(place, squares);
   if (block.thread == 0) c.squares[place.group] = squares;
 }
+
+#endif  // PEARL_HAS_TAPE
 
 // Moves the weights of all tiles: by their slopes or, with clipping, by the stored gradients.
 PEARL_LEARNER_KERNEL pearl_move_weights(const Context* context, const Tile* tiles, int count, const Optimizer* optimizer,

@@ -538,8 +538,9 @@ void DeviceLearner::set_optimizer(Which which, const OptimizerSettings& settings
 }
 
 std::shared_ptr<const Kernels> DeviceLearner::compile(int rule) {
-  return queue_->compile("learner",
-                         {"pearl_run_tape", "pearl_gradients", "pearl_move_weights", "pearl_move_temperature"},
+  std::vector<std::string> kernels{"pearl_move_weights", "pearl_move_temperature"};
+  if (rule == tape::kAdam) kernels.insert(kernels.end(), {"pearl_run_tape", "pearl_gradients"});
+  return queue_->compile("learner", kernels,
                          {"-DPEARL_SLICED=" + std::to_string(cut_.slices > 1), "-DPEARL_RULE=" + std::to_string(rule)});
 }
 

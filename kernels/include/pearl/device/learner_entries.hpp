@@ -184,6 +184,8 @@ PEARL_DEVICE bool healthy(const Context& c, bool policy, Sums& total) {
 
 }  // namespace
 
+#if PEARL_HAS_TAPE
+
 PEARL_KERNEL pearl_run_tape(const Context* context, const Instruction* tape, int count, const StepNumbers* numbers) {
   const Place place = place_here();
   const Context& c = *context;
@@ -233,6 +235,8 @@ PEARL_KERNEL pearl_gradients(const Context* context, const Tile* tiles, int poli
   squares = sum(place, squares);
   if (lane.is_first()) c.squares[group] = squares;
 }
+
+#endif  // PEARL_HAS_TAPE
 
 // Moves the weights of all tiles: by their slopes or, with clipping, by the stored gradients.
 PEARL_KERNEL pearl_move_weights(const Context* context, const Tile* tiles, int count, const Optimizer* optimizer,

@@ -9,9 +9,10 @@
 #ifndef PEARL_SLICED
 #define PEARL_SLICED 0
 #endif
-#ifndef PEARL_RULE  // pearl::tape::Rule
+#ifndef PEARL_RULE  // pearl::tape::Rule. The kernels that have none are compiled with the first.
 #define PEARL_RULE 0
 #endif
+#define PEARL_HAS_TAPE (PEARL_RULE == 0)
 
 using namespace pearl::tape;
 using pearl::device::barrier;
