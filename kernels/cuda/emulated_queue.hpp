@@ -1,5 +1,5 @@
-// CUDA's kernels on the host, for tests: functional only. Where threads run in ascending order, launches and copies are made
-// at once, else as late as a GPU may make them: when they are waited for.
+// CUDA's kernels on the host, for tests: functional only. Where threads run in ascending order, launches and copies are
+// made at once, else as late as a GPU may make them: when they are waited for.
 #pragma once
 
 #include <cstdint>

@@ -43,9 +43,9 @@ extern thread_local const Here* here;
 // Waits for all threads of the block, or of all blocks of the cluster.
 void wait_for_block();
 void wait_for_cluster();
-// Copies of the running thread which it must wait for: made at once, when it waits, or one or the other, as threads run in
-// ascending, descending or shuffled order. Those since the last end_copies() are one group; wait_for_copies() does not
-// wait for the last `later` groups.
+// Copies of the running thread which it must wait for: made at once, when it waits, or one or the other, as threads run
+// in ascending, descending or shuffled order. Those since the last end_copies() are one group; wait_for_copies() does
+// not wait for the last `later` groups.
 void start_copy(float* to, const float* from, std::size_t bytes);
 void end_copies();
 void wait_for_copies(int later);

@@ -61,17 +61,18 @@ struct Share {
 
   PEARL_DEVICE Share(const Lane& lane, int width) : begin(0), features(width) {
     if (lane.blocks == 1) return;
-    const int share = (width + 4 * lane.blocks - 1) / (4 * lane.blocks) * 4;
+    const int share = pearl::device::share_of(width, lane.blocks);
     begin = least_of(width, share * lane.block);
     features = least_of(width - begin, share);
   }
 };
 
-// Where neighbouring threads read fours of different rows of a matrix in the block's memory, these lie in different banks:
-// column c of a row, whose width is a multiple of 32, is at c ^ turn_of(row). The rows of a thread's four features have one turn.
+// Where neighbouring threads read fours of different rows of a matrix in the block's memory, these lie in different
+// banks: column c of a row, whose width is a multiple of 32, is at c ^ turn_of(row). The rows of a thread's four features
+// have one turn.
 PEARL_DEVICE int turn_of(int row, int width) { return row & (width % 32 == 0 ? 7 * 4 : 0); }
 
-// Starts to copy an instruction's matrix to the block's memory.
+// Starts to copy an instruction's matrix to the block's memory. (Unused where only the movers of a rule are compiled.)
 [[maybe_unused]] PEARL_DEVICE void start_load(const Lane& lane, const Instruction& i) {
   const Share share(lane, i.out_width);
   if (share.features <= 0) return;
@@ -79,7 +80,8 @@ PEARL_DEVICE int turn_of(int row, int width) { return row & (width % 32 == 0 ? 7
   const int rows = forward ? share.features : i.in_width, width = forward ? i.in_width : share.features;
   const int pitch = forward ? i.in_width : i.out_width;
   const float* const parameters = lane.context.parameters[i.parameters];
-  const float* const from = parameters + i.weight + (forward ? static_cast<std::int64_t>(share.begin) * pitch : share.begin);
+  const std::int64_t begin = forward ? static_cast<std::int64_t>(share.begin) * pitch : share.begin;
+  const float* const from = parameters + i.weight + begin;
   float* const to = pearl::device::block_memory() + i.held;
   // Threads take fours in turn, without a division for each.
   const int fours = width / 4, row_step = lane.threads / fours;
@@ -100,9 +102,9 @@ PEARL_DEVICE int turn_of(int row, int width) { return row & (width % 32 == 0 ? 7
       pearl::device::start_copy<4>(to + rows * width + n, parameters + i.bias + share.begin + n);
 }
 
-// Computes `width` features of the 16 transitions, each a sum of `depth` terms: compute(first, from, to, quad, sums) adds
-// terms [from, to) of 4 of the block's features and 4 transitions; finish(feature, quad, sums) gets the sums of one.
-// `compute` may be given features beyond the last, whose sums nobody uses. Features are counted from the block's first.
+// Computes the block's `features` of the 16 transitions, each a sum of `depth` terms: compute(first, from, to, quad, sums)
+// adds terms [from, to) of 4 features and transitions; finish(feature, quad, sums) gets the sums of one. `compute` may be
+// given features beyond the last, whose sums nobody uses.
 template <class Compute, class Finish>
 PEARL_DEVICE void for_features(const Lane& lane, int features, int depth, Compute compute, Finish finish) {
   WarpSums& partial = warp_sums();
@@ -507,7 +509,8 @@ PEARL_LEARNER_KERNEL pearl_run_tape(const Context* context, const Instruction* t
   if (holds_arena(c)) {  // for the kernels that move the weights
     const int fours = static_cast<int>(c.arena_features) * kQuads;
 #pragma unroll 4
-    for (int four = block.thread; four < fours; four += block.threads) four_at(kept + four * 4) = four_at(arena + four * 4);
+    for (int four = block.thread; four < fours; four += block.threads)
+      four_at(kept + four * 4) = four_at(arena + four * 4);
   }
   const float loss = sum(place, scored.loss), td_error = sum(place, scored.td_error);
   const float policy = sum(place, scored.policy_loss), gap = sum(place, scored.entropy_gap);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "pearl/device/portable.hpp"
+
 namespace pearl::device {
 namespace {
 
@@ -12,17 +14,16 @@ using tape::Operation;
 
 constexpr std::size_t kLine = 32;  // floats: one of each bank of the memory
 
-bool has_matrix(const Instruction& i) { return i.operation == Operation::linear || i.operation == Operation::slope_linear; }
-
 std::size_t in_lines(std::size_t floats) { return (floats + kLine - 1) / kLine * kLine; }
 
 // The memory that the matrix of an instruction takes; 0 if it cannot be copied by fours.
 std::size_t floats_of(const Instruction& i, std::size_t blocks) {
-  if (!has_matrix(i) || i.weight % 4 != 0) return 0;
-  const auto in = static_cast<std::size_t>(i.in_width), out = static_cast<std::size_t>(i.out_width);
-  if ((i.operation == Operation::linear ? in : out) % 4 != 0) return 0;
-  const std::size_t share = share_of(out, blocks), bias = i.bias == kNone ? 0 : share;
-  return in_lines(i.operation == Operation::linear ? share * in + bias : in * share);
+  const bool forward = i.operation == Operation::linear;
+  if (!forward && i.operation != Operation::slope_linear) return 0;
+  if (i.weight % 4 != 0 || (forward ? i.in_width : i.out_width) % 4 != 0) return 0;
+  const auto share = static_cast<std::size_t>(share_of(i.out_width, static_cast<int>(blocks)));
+  const std::size_t biases = forward && i.bias != kNone ? share : 0;
+  return in_lines(share * static_cast<std::size_t>(i.in_width) + biases);
 }
 
 // A matrix in the memory, from when it is loaded to its last use.

@@ -215,7 +215,10 @@ void SumTreeReplay::list_written() {
     std::vector<std::int64_t> slots;
     for (std::size_t slot = 0; slot < generations_.size(); ++slot)
       if (generations_[slot] != 0) slots.push_back(static_cast<std::int64_t>(slot));
-    if (written_.size() < slots.size()) written_ = {*queue_, std::min(capacity_, 2 * slots.size()), Placement::device};
+    if (written_.size() < slots.size()) {
+      wait();  // draws that were launched before may still read the list
+      written_ = {*queue_, std::min(capacity_, 2 * slots.size()), Placement::device};
+    }
     queue_->copy(slots.data(), written_.data(), slots.size() * sizeof slots[0]);
     memory_.written = written_.data();
   }

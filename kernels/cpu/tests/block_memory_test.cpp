@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "pearl/device/portable.hpp"
 
 namespace {
 
@@ -41,7 +42,8 @@ Problem problem_of(const std::vector<int>& widths) {
 }
 
 std::size_t matrix_floats(const Instruction& i, std::size_t blocks) {
-  const auto in = static_cast<std::size_t>(i.in_width), share = share_of(static_cast<std::size_t>(i.out_width), blocks);
+  const auto in = static_cast<std::size_t>(i.in_width);
+  const auto share = static_cast<std::size_t>(share_of(i.out_width, static_cast<int>(blocks)));
   return share * in + (i.operation == Operation::linear ? share : 0);
 }
 

@@ -1,10 +1,10 @@
 // What a block's own memory holds while it runs a tape, on devices where blocks have such memory: first values of its
 // transitions, then matrices of weights, each loaded while the instructions before run.
 //
-// The blocks of a cluster share the features of a layer, and each holds what its own need: of a linear operation the rows
-// of its neurons and their biases, of slope_linear the columns of its inputs. Memory is handed out in the tape's order, and
-// again from the start once it is used up. What is still there is used again: by a single block, whose matrices are whole,
-// also on the way back.
+// The blocks of a cluster share the features of a layer, and each holds what its own need: of a linear operation the
+// rows of its neurons and their biases, of slope_linear the columns of its inputs. Memory is handed out in the tape's
+// order, and again from the start once it is used up. What is still there is used again: by a single block, whose
+// matrices are whole, also on the way back.
 #pragma once
 
 #include <cstddef>
@@ -14,19 +14,14 @@
 
 namespace pearl::device {
 
-// The features of one of `blocks` that share `width` of them: fours, for each part of a row to consist of them.
-inline std::size_t share_of(std::size_t width, std::size_t blocks) {
-  return (width + 4 * blocks - 1) / (4 * blocks) * 4;
-}
-
-// `features`: values at the start of the memory: all of the arena's, which stay until the tape's end, or so many that the
-// input of any matrix fits, to which each operation copies its own; 0 if they are read where they are.
+// `features`: values at the start of the memory: all of the arena's, which stay until the tape's end, or so many that
+// the input of any matrix fits, to which each operation copies its own; 0 if they are read where they are.
 struct BlockMemory {
   std::size_t features = 0, bytes = 0;
 };
 
-// Plans the memory of each of `blocks` in a cluster, at most `bytes`, for tapes with arenas of `arena` features, and writes
-// to each instruction:
+// Plans the memory of each of `blocks` in a cluster, at most `bytes`, for tapes with arenas of `arena` features, and
+// writes to each instruction:
 // - `held`: where its matrix lies, in floats; kNone if it is read from the vector of parameters;
 // - kLoads: the matrix is loaded for it, not for one before;
 // - `loads`: how many loads of the tape must have arrived before it runs;

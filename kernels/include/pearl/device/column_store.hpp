@@ -35,8 +35,8 @@ class RowBatch {
   DeviceArray<RowCopy> copies_;
 };
 
-// Every method is thread-safe. insert and launch_gather return at once, the others wait. Rows are never torn: the queue is
-// in-order.
+// Every method is thread-safe. insert and launch_gather return at once, the others wait. Rows are never torn: the queue
+// is in-order.
 class ColumnStore {
  public:
   ColumnStore(std::shared_ptr<DeviceQueue> queue, std::size_t capacity, std::vector<std::size_t> row_bytes,

@@ -53,8 +53,8 @@ using Atomic = sycl::atomic_ref<T, sycl::memory_order::relaxed, sycl::memory_sco
 
 #elif defined(PEARL_CUDA_KERNELS)
 
-// PEARL_KERNEL_OF: by blocks of at most so many threads. PEARL_SHARED: memory of a block, not initialised; block_memory():
-// that which a launch gave it (LaunchShape::block_bytes).
+// PEARL_KERNEL_OF: by blocks of at most so many threads. PEARL_SHARED: memory of a block, not initialised;
+// block_memory(): that which a launch gave it (LaunchShape::block_bytes).
 #ifdef PEARL_CUDA_ON_HOST
 #define PEARL_KERNEL_OF(threads) static void
 #define PEARL_SHARED(Type, name)                                            \

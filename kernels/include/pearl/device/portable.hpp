@@ -21,3 +21,10 @@ inline constexpr unsigned kThreadTeam = 16;  // lanes of a team (team_kernels.hp
 #else
 #define PEARL_TABLE inline constexpr
 #endif
+
+namespace pearl::device {
+
+// The features of a block, one of `blocks` that share `width` of them: fours, for each part of a row to consist of them.
+PEARL_FN int share_of(int width, int blocks) { return (width + 4 * blocks - 1) / (4 * blocks) * 4; }
+
+}  // namespace pearl::device

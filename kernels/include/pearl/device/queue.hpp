@@ -57,8 +57,8 @@ struct Argument {
   };
 };
 
-// A launch of `groups` work-groups, each of `cluster` blocks of rows x lanes items, which wait for each other. A block has
-// `block_bytes` of memory of its own beside what the kernel declares.
+// A launch of `groups` work-groups, each of `cluster` blocks of rows x lanes items, which wait for each other. A block
+// has `block_bytes` of memory of its own beside what the kernel declares.
 struct LaunchShape {
   std::size_t groups, rows, lanes, cluster = 1, block_bytes = 0;
 };

@@ -121,7 +121,7 @@ class SumTreeReplay final : public ReplayOperations {
   const ReplayProgress& fetched() const;
   void set_progress(const ReplayProgress& progress);
   void list_written();
-  // Host arrays for kernels, which may still read them when the call that filled them has returned: then they are `busy`.
+  // Host arrays for kernels; `busy` while these may still read them.
   struct Staging {
     DeviceArray<std::int64_t> indices;
     DeviceArray<float> priorities;
