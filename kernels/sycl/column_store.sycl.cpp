@@ -1,3 +1,3 @@
-#include <sycl/sycl.hpp>
+#include "pearl/device/sycl.hpp"
 
 #include "pearl/device/column_store_entries.hpp"

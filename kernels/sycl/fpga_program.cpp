@@ -14,8 +14,12 @@ constexpr unsigned kMostLevels = 16;  // below the root; each is a kernel of its
 
 }  // namespace
 
-const char* const kAutorunPreamble = R"(#include <sycl/sycl.hpp>
+const char* const kAutorunPreamble = R"(#ifdef PEARL_AHEAD_OF_TIME
+#include <sycl/sycl.hpp>
 #include <sycl/ext/intel/fpga_extensions.hpp>
+#else
+#include "pearl/device/sycl.hpp"
+#endif
 
 namespace experimental = sycl::ext::oneapi::experimental;
 #ifdef PEARL_AHEAD_OF_TIME

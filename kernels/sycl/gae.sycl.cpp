@@ -1,4 +1,4 @@
-#include <sycl/sycl.hpp>
+#include "pearl/device/sycl.hpp"
 
 // Every rounding is that of the CPU's kernels.
 #pragma clang fp contract(off)

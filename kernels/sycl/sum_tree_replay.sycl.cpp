@@ -1,4 +1,4 @@
-#include <sycl/sycl.hpp>
+#include "pearl/device/sycl.hpp"
 
 #include "pearl/device/sum_tree_replay_entries.hpp"
 

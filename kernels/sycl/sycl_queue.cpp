@@ -1,6 +1,9 @@
 #include "sycl_queue.hpp"
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -34,6 +37,28 @@ constexpr PlacementKind kPlacements[] = {
     {"shared", sycl::usm::alloc::shared, sycl::aspect::usm_shared_allocations, "usm_shared_allocations"},
     {"pinned host", sycl::usm::alloc::host, sycl::aspect::usm_host_allocations, "usm_host_allocations"}};
 
+// The file that says that the runtime's cache on disk has the compiled source; empty if there is no cache.
+std::filesystem::path cached_mark(const std::string& text, const std::vector<std::string>& options) {
+  const char* const persistent = std::getenv("SYCL_CACHE_PERSISTENT");
+  const char* const folder = std::getenv("SYCL_CACHE_DIR");
+  if (persistent == nullptr || std::string_view(persistent) != "1" || folder == nullptr) return {};
+  std::string key = text;
+  for (const std::string& option : options) key += '\n' + option;
+  return std::filesystem::path(folder) / "sources" / std::to_string(std::hash<std::string>{}(key));
+}
+
+// Compiles the source alone, if it is not in the runtime's cache. Read from there, it has no names of values: the
+// device's compiler, the slower one, would take it for another program, and its first result would never be used again.
+template <class Bundle, class Properties>
+void compile_into_cache(Bundle& source, const sycl::device& device, const Properties& properties,
+                        const std::filesystem::path& mark) {
+  std::error_code unknown;
+  if (mark.empty() || std::filesystem::exists(mark, unknown)) return;
+  experimental::compile(source, {device}, properties);
+  std::filesystem::create_directories(mark.parent_path(), unknown);
+  std::ofstream file(mark);  // without it, the source is compiled again, which costs time only
+}
+
 std::shared_ptr<const Kernels> build(const sycl::queue& queue, const std::string& device, const std::string& source,
                                      const std::string& text, const std::vector<std::string>& kernels,
                                      std::vector<std::string> options) {
@@ -45,9 +70,9 @@ std::shared_ptr<const Kernels> build(const sycl::queue& queue, const std::string
   try {
     auto bundle = experimental::create_kernel_bundle_from_source(
         queue.get_context(), experimental::source_language::sycl, text, experimental::properties{headers});
-    auto built = experimental::build(bundle, {queue.get_device()},
-                                     experimental::properties{experimental::save_log{&log},
-                                                              experimental::build_options{options}});
+    const experimental::properties asked{experimental::save_log{&log}, experimental::build_options{options}};
+    compile_into_cache(bundle, queue.get_device(), asked, cached_mark(text, options));
+    auto built = experimental::build(bundle, {queue.get_device()}, asked);
     for (const std::string& kernel : kernels) {
       if (!built.ext_oneapi_has_kernel(kernel))
         throw DeviceError("The kernel " + kernel + " of " + source + " cannot run on " + device +

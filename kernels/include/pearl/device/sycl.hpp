@@ -1,0 +1,12 @@
+// What kernels need of SYCL. The runtime compiles each program from its source, and sycl/sycl.hpp, the whole, is three
+// seconds of that.
+#pragma once
+
+#include <sycl/atomic_fence.hpp>
+#include <sycl/atomic_ref.hpp>
+#include <sycl/builtins.hpp>
+#include <sycl/ext/intel/pipes.hpp>
+#include <sycl/ext/oneapi/free_function_queries.hpp>
+#include <sycl/ext/oneapi/kernel_properties/properties.hpp>
+#include <sycl/group_algorithm.hpp>
+#include <sycl/group_barrier.hpp>
