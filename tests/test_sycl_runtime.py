@@ -467,6 +467,28 @@ def test_native_code_is_not_taken_from_a_folder_that_others_may_write_to(tmp_pat
         assert "belongs to user 12345" in run_python(code, SYCL_CACHE_DIR=tmp_path / "own")
 
 
+LOOPS = """#include "pearl/device/sycl.hpp"
+namespace experimental = sycl::ext::oneapi::experimental;
+extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((experimental::nd_range_kernel<2>)) void pearl_loops(float* x, int n) {
+  for (int i = 0; i < n; ++i)
+    for (int j = i; j < n; ++j)
+      if (x[j] > x[i]) x[i] += x[j];
+}
+"""
+
+
+@pytest.mark.sycl
+def test_what_one_process_has_compiled_the_next_one_need_not(tmp_path: Path) -> None:
+    compiled = f"sycl.sycl_queue('cpu').compile('loops.cpp', {LOOPS!r}, ['pearl_loops'])"
+    code = f"from pearl.backends.sycl import device as sycl; {compiled}"
+    kept = []
+    for _ in range(2):
+        run_python(code, SYCL_CACHE_DIR=tmp_path)
+        kept.append(set(tmp_path.rglob("*.bin")))
+    assert len(kept[0]) == 2, "what the runtime's compiler made of it, and what the device's made of that"
+    assert kept[0] == kept[1]
+
+
 @pytest.mark.sycl
 def test_a_cache_folder_that_cannot_be_made_costs_time_only(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
