@@ -1,5 +1,5 @@
-// What kernels need of SYCL. The runtime compiles each program from its source, and sycl/sycl.hpp, the whole, is three
-// seconds of that.
+// What kernels need of SYCL. The runtime compiles each program from its source, which takes two seconds longer with the
+// whole, sycl/sycl.hpp.
 #pragma once
 
 #include <sycl/atomic_fence.hpp>
