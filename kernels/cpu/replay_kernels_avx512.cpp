@@ -111,7 +111,7 @@ PEARL_SIMD inline Wide prefix_sums(Wide sums) {
   return add(sums, _mm512_alignr_epi64(sums, zero, 4));
 }
 
-// Counted at once: where GCC 12 kept a mask of 8 lanes in memory, it stored one byte and read four.
+// Masks are counted at once, not kept: GCC 12 may store a mask of 8 lanes as one byte and read four bytes back.
 PEARL_OP unsigned lanes_of(Mask passed) { return static_cast<unsigned>(_mm_popcnt_u32(passed)); }
 
 // Lowers the target by the sum of the lanes before the picked one. Also writes sums[-1].

@@ -47,8 +47,9 @@ std::filesystem::path cached_mark(const std::string& text, const std::vector<std
   return std::filesystem::path(folder) / "sources" / std::to_string(std::hash<std::string>{}(key));
 }
 
-// Compiles the source alone, if it is not in the runtime's cache. Read from there, it has no names of values: the
-// device's compiler, the slower one, would take it for another program, and its first result would never be used again.
+// Puts a new source into the runtime's cache, from where it is then built. The cache does not keep the names of values,
+// so the device's compiler takes what was read from it for another program than what was compiled just now. Without this,
+// every program was compiled for the device twice: in the first start, and in the second.
 template <class Bundle, class Properties>
 void compile_into_cache(Bundle& source, const sycl::device& device, const Properties& properties,
                         const std::filesystem::path& mark) {
