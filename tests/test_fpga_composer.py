@@ -109,8 +109,9 @@ SHORT = ("--timesteps", "1500", "--checkpoint-interval", "800", "--eval-episodes
     [pytest.param(*pair, marks=() if pair == ("fpga0", "fpga0") else pytest.mark.slow) for pair in WITH_FPGA],
 )
 def test_each_pair_with_the_fpga_trains_and_goes_on_from_its_checkpoint(
-    composed: Callable[..., Composer], tmp_path: Path, replay: str, learner: str
+    composed: Callable[..., Composer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replay: str, learner: str
 ) -> None:
+    monkeypatch.delenv("PEARL_FPGA_OPTIMIZE")  # as users run it
     composer = composed(sycl="sycl:cpu0" in (replay, learner), training={"replay_ratio": 0.5})
     program, results = program_of(composer, tmp_path, replay, learner), tmp_path / "run"
     text = program.read_text()

@@ -163,7 +163,10 @@ std::shared_ptr<const Kernels> SyclQueue::compile_text(const std::string& source
 
 std::shared_ptr<const Kernels> SyclQueue::compile_own(const std::string& source, const std::string& text,
                                                         const std::vector<std::string>& kernels) {
-  return build(queue_, name(), source, text, kernels, {});
+  const char* const optimize = std::getenv("PEARL_FPGA_OPTIMIZE");
+  const bool quick = optimize != nullptr && std::string_view(optimize) == "0";
+  return build(queue_, name(), source, text, kernels,
+               quick ? std::vector<std::string>{"-O0"} : std::vector<std::string>{});
 }
 
 std::unique_ptr<SyclQueue> SyclQueue::sibling() const {

@@ -46,7 +46,7 @@ class SyclQueue final : public DeviceQueue {
   std::shared_ptr<const Kernels> compile_text(const std::string& source, const std::string& text,
                                               const std::vector<std::string>& kernels,
                                               const std::vector<std::string>& options = {});
-  // The same without the cache: each program gets its own pipes.
+  // The same without the cache, as each program gets its own pipes; not optimized if PEARL_FPGA_OPTIMIZE is 0.
   std::shared_ptr<const Kernels> compile_own(const std::string& source, const std::string& text,
                                              const std::vector<std::string>& kernels);
   // Another queue of the same device. Both share memory and kernels.
