@@ -100,7 +100,9 @@ def test_weights_begin_orthogonal_or_as_torch_makes_them() -> None:
     observations, actions = spaces_of("Pendulum-v1")
     made = {}
     for orthogonal in (True, False):
-        trainer = make_trainer(PPO, observations, actions, settings={"orthogonal": orthogonal})
+        settings = {"orthogonal": orthogonal, "initial_log_std": -1}
+        trainer = make_trainer(PPO, observations, actions, settings=settings)
+        assert trainer.networks.log_std.tolist() == [-1.0]
         made[orthogonal] = [module for module in trainer.networks.policy.modules() if isinstance(module, nn.Linear)]
         assert read_policy(trainer) is not None
     square = made[True][1].weight.detach()

@@ -341,7 +341,8 @@ class OnPolicyTrainer(Trainer):
         shared = self.shared_layers or takes_cnn(self.input_shape)
         policy = self.build_policy(features, width)
         value = self.build_value(*((features, width) if shared else self._checked_features()))
-        log_std = None if self.distribution.sizes else torch.full((self.distribution.size,), self.initial_log_std)
+        first, size = float(self.initial_log_std), self.distribution.size
+        log_std = None if self.distribution.sizes else torch.full((size,), first)
         normalized = self.input_shape if self.normalize_observations else None
         self.networks = self._joined(policy, value, log_std, normalized, shared).to(self.device)
         self._flat = FlatParameters(self.networks)
