@@ -514,7 +514,7 @@ def test_a_forced_learner_that_cannot_train_it_is_refused(
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory, quick_profiles: None) -> Path:
     folder = tmp_path_factory.mktemp("on_policy")
-    composer = composer_of(folder)
+    composer = composer_of(folder, reward_standardization="returns")  # its statistics and sums go on with a run
     advantages, learner = composer.run(timesteps=1000)
     assert RolloutMatrix.from_json(composer.matrix.to_json()) == composer.matrix
     assert RolloutPlacement.from_json(composer.placement.to_json()) == composer.placement

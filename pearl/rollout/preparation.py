@@ -113,6 +113,10 @@ class RolloutPreparation:
             self._saturated[name] += codes.saturated
             self._bytes[name] = codes.nbytes
 
+    def begin_episodes(self) -> None:
+        """Episodes begin anew in all environments: the rewards that come are no part of those before."""
+        self._returns = np.zeros(self._envs)
+
     # --- reports and state ------------------------------------------------------------------------------------------
 
     def report(self) -> dict[str, float]:
@@ -142,7 +146,7 @@ class RolloutPreparation:
         count, mean, squares = (state[f"reward_{name}"] for name in _STATISTICS)
         self._rewards = RunningStatistics(int(count), float(mean), float(squares))
         self._saturated = {name: int(state[f"saturated_{name}"]) for name in self._saturated}
-        self._returns = np.zeros(self._envs)
+        self.begin_episodes()
 
 
 def deviation_of(block: np.ndarray) -> float:

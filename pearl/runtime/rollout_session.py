@@ -209,7 +209,8 @@ class RolloutWorker(Worker):
         self.version = self._wsq.write(self._staging)
 
     def restarted(self) -> None:
-        """Publish the newest weights."""
+        """Publish the newest weights; the Actors begin new episodes."""
+        self._preparation.begin_episodes()
         self._publish()
 
     def last_batch(self) -> dict[str, np.ndarray]:
