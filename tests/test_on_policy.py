@@ -43,15 +43,24 @@ from pearl.actors.actor import ActorSetup
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.rollout_actor import RolloutActor
 from pearl.algorithms import A2C, DQN, PPO, RecurrentPPO, make_trainer
+from pearl.backends.cpu.rollout_learner import NativeRolloutLearner
 from pearl.backends.sycl.device import sycl_availability
 from pearl.backends.sycl.selector import EMULATOR_SELECTOR
 from pearl.errors import ConfigurationError, EnvError, GenerationError, PlacementError, TrainerError
+from pearl.ipc.queues import Bell
 from pearl.policy import evaluate_policy
 from pearl.rollout import NumpyGae, RunningStatistics, quantized
+from pearl.rollout.buffer import RolloutBuffer
 from pearl.rollout.columns import ENDED, GOES_ON, NO_STEP, last_value_field, rollout_columns
 from pearl.rollout.preparation import RolloutPreparation
 from pearl.rollout.vtrace import vtrace
-from pearl.runtime import DataCollectionQueue
+from pearl.runtime import (
+    DataCollectionQueue,
+    RolloutAssignmentQueue,
+    RolloutDoneQueue,
+    RolloutWorker,
+    WeightSyncQueue,
+)
 from pearl.runtime.evaluation import evaluate
 from pearl.spec import ActorSpec, RolloutSpec, TrainSpec, check_minibatches
 
@@ -478,6 +487,54 @@ def test_minibatches_must_divide_the_rollout() -> None:
         ConfigurationError, match=r"10 steps x 6 environments = 60 .* minibatches of 16. .* to 15 or 20"
     ):
         check_minibatches(RolloutSpec(horizon=10), actors, TrainSpec(batch_size=16))
+
+
+# --- the Learner's loop ---
+
+
+def through_the_loop(spec: RolloutSpec, ends: np.ndarray) -> tuple[int, float, np.ndarray, np.ndarray]:
+    """One rollout in the Learner's loop: its minibatches and td_error, its advantages, and how the weights moved.
+
+    `ends` is `(horizon, envs)`. Values are 5 and rewards 1, but 0 where an environment was reset in place of a step.
+    """
+    observations, actions = spaces_of("CartPole-v1")
+    trainer = make_trainer(TinyPPO, observations, actions, seed=1)
+    learner = NativeRolloutLearner(trainer, epochs=2, batch_size=4)
+    actors = ActorSpec("CartPole-v1", envs_per_actor=ends.shape[1])
+    buffer = RolloutBuffer(rollout_columns(observations, actions), spec, actors)
+    for column in buffer.columns.values():
+        column[...] = 0
+    buffer.ends[...], buffer.rewards[...] = ends, ends != NO_STEP
+    buffer.values[...] = buffer.last_values[...] = 5.0
+    bell = Bell()
+    laq, ldq, wsq = RolloutAssignmentQueue(), RolloutDoneQueue(bell), WeightSyncQueue(learner.weight_count)
+    worker = RolloutWorker(
+        *(laq, ldq, wsq, bell),
+        buffer=buffer,
+        preparation=RolloutPreparation(spec, actors.env_count, 0.9),
+        advantages=NumpyGae(0.9, 0.8),
+        learner=learner,
+        trainer=trainer,
+    )
+    before, after = np.empty((2, learner.weight_count), np.float32)
+    learner.write_weights(before)
+    laq.assign(0.5)
+    assert worker.take(0.0)
+    learner.write_weights(after)
+    found = ldq.peek()
+    assert found is not None
+    told, _ = found
+    return int(told["minibatches"][0]), float(told["td_error"][0]), buffer.rewards, after - before
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("bits", [0, 8])
+def test_a_rollout_of_nothing_but_resets_is_not_trained_on(bits: int) -> None:
+    blocks: dict[str, Any] = {"reward_standardization": "block", "value_standardization": "block"}
+    spec = RolloutSpec(horizon=1, quantization_bits=bits, **blocks)
+    minibatches, _, _, moves = through_the_loop(spec, np.full((1, 4), NO_STEP, np.uint8))
+    assert minibatches == 0
+    assert not moves.any()
 
 
 # --- composed programs ---

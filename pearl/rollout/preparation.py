@@ -50,8 +50,7 @@ class RolloutPreparation:
             bits = spec.quantization_bits
             restored = spec.reward_standardization == "block_restored"
             reward_codes = quantized(rewards, bits, mean, deviation, restored=restored)
-            block = values[real]
-            value_codes = quantized(values, bits, float(block.mean()), deviation_of(block), restored=True)
+            value_codes = quantized(values, bits, *_statistics_of(values[real]), restored=True)
             self._note(reward_codes, value_codes)
             estimator.estimate_codes(reward_codes, value_codes, extra, last_values, ends, rewards, values)
             return
@@ -95,7 +94,7 @@ class RolloutPreparation:
         if kind == "dynamic":
             self._rewards.add(block)
             return self._rewards.mean, self._rewards.deviation
-        return float(block.mean(dtype=np.float64)), deviation_of(block)
+        return _statistics_of(block)
 
     def _discounted(self, rewards: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """The discounted sum of the rewards of each episode up to each step, float64."""
@@ -149,7 +148,9 @@ class RolloutPreparation:
         self.begin_episodes()
 
 
-def deviation_of(block: np.ndarray) -> float:
-    """The deviation of the numbers; 1 where all are equal."""
-    found = float(block.std(dtype=np.float64)) if block.size else 0.0
-    return found if found > 0 else 1.0
+def _statistics_of(block: np.ndarray) -> tuple[float, float]:
+    """Mean and deviation of the numbers; the deviation is 1 where all are equal, and of no numbers they are 0 and 1."""
+    if not block.size:
+        return 0.0, 1.0
+    deviation = float(block.std(dtype=np.float64))
+    return float(block.mean(dtype=np.float64)), deviation if deviation > 0 else 1.0

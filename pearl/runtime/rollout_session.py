@@ -26,7 +26,7 @@ from pearl.runtime.queues import DataCollectionQueue
 from pearl.runtime.reporting import Program
 from pearl.runtime.run import Run
 from pearl.runtime.workers import LearnerSide, Worker
-from pearl.spec import ActorSpec, FieldSpec, RolloutSpec, TrainSpec, TransitionSpec, check_minibatches
+from pearl.spec import OBS, ActorSpec, FieldSpec, RolloutSpec, TrainSpec, TransitionSpec, check_minibatches
 
 
 class RolloutSession(Run):
@@ -228,20 +228,30 @@ class RolloutWorker(Worker):
         td_error = float(np.abs(buffer.rewards).mean())
         times.end("advantages")
         self._trainer.set_progress(float(found[0]["progress"][0]))
-        flat = buffer.flat()
-        metrics = self._learner.train(flat, buffer.rows())
-        self._trainer.take_in(flat["obs"])
-        self._trainer.report({name: value for name, value in metrics.items() if name not in ("minibatches", "epochs")})
+        minibatches = self._train(buffer.flat(), buffer.rows())
         times.end("train")
         self._publish()
         times.end("publish")
         done = self.ldq.reserve(timeout_s=60.0)
         if done is None:
             raise PearlError("The host did not read the Learner's results for 60 s.")
-        done["minibatches"][0], done["td_error"][0] = int(metrics["minibatches"]), td_error
+        done["minibatches"][0], done["td_error"][0] = minibatches, td_error
         self.ldq.publish()
         self.laq.release()
         return True
+
+    def _train(self, rollout: Mapping[str, np.ndarray], rows: np.ndarray | None) -> int:
+        """Train on the `rows` of a rollout, None: all, and return the minibatches.
+
+        There may be none: with a horizon of 1, all environments may have been reset in place of their only step.
+        """
+        minibatches = 0
+        if rows is None or len(rows):
+            metrics = self._learner.train(rollout, rows)
+            minibatches = int(metrics["minibatches"])
+            self._trainer.report({n: value for n, value in metrics.items() if n not in ("minibatches", "epochs")})
+        self._trainer.take_in(rollout[OBS])
+        return minibatches
 
     def _estimate(self) -> None:
         """Overwrite the buffer's rewards and values by advantages and returns."""
