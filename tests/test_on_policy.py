@@ -537,6 +537,13 @@ def test_a_rollout_of_nothing_but_resets_is_not_trained_on(bits: int) -> None:
     assert not moves.any()
 
 
+def test_resets_are_not_among_the_advantages_that_are_told() -> None:
+    ends = np.array([[GOES_ON, ENDED], [ENDED, NO_STEP], [NO_STEP, GOES_ON]], np.uint8)
+    minibatches, td_error, advantages, _ = through_the_loop(RolloutSpec(horizon=3), ends)
+    assert minibatches == 2
+    assert td_error == pytest.approx(np.abs(advantages[ends != NO_STEP]).mean())
+
+
 # --- composed programs ---
 
 

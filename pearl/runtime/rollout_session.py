@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -202,6 +203,7 @@ class RolloutWorker(Worker):
         self._advantages, self._learner, self._trainer = advantages, learner, trainer
         self._wsq, self._staging = wsq, np.zeros(learner.weight_count, np.float32)
         self._times = Recorder("advantages", "train", "publish")
+        self._td_error = math.nan  # of the newest rollout with transitions
         self._publish()
 
     def _publish(self) -> None:
@@ -225,17 +227,20 @@ class RolloutWorker(Worker):
         buffer, times = self._buffer, self._times
         times.begin()
         self._estimate()
-        td_error = float(np.abs(buffer.rewards).mean())
+        rows = buffer.rows()
+        advantages = buffer.rewards if rows is None else buffer.rewards.reshape(-1)[rows]
+        if advantages.size:
+            self._td_error = float(np.abs(advantages).mean())
         times.end("advantages")
         self._trainer.set_progress(float(found[0]["progress"][0]))
-        minibatches = self._train(buffer.flat(), buffer.rows())
+        minibatches = self._train(buffer.flat(), rows)
         times.end("train")
         self._publish()
         times.end("publish")
         done = self.ldq.reserve(timeout_s=60.0)
         if done is None:
             raise PearlError("The host did not read the Learner's results for 60 s.")
-        done["minibatches"][0], done["td_error"][0] = minibatches, td_error
+        done["minibatches"][0], done["td_error"][0] = minibatches, self._td_error
         self.ldq.publish()
         self.laq.release()
         return True
