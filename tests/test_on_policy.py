@@ -62,6 +62,7 @@ from pearl.runtime import (
     WeightSyncQueue,
 )
 from pearl.runtime.evaluation import evaluate
+from pearl.runtime.rollout_session import samples_of
 from pearl.spec import ActorSpec, RolloutSpec, TrainSpec, check_minibatches
 
 SHORT = "ShortCartPole-v0"
@@ -542,6 +543,14 @@ def test_resets_are_not_among_the_advantages_that_are_told() -> None:
     minibatches, td_error, advantages, _ = through_the_loop(RolloutSpec(horizon=3), ends)
     assert minibatches == 2
     assert td_error == pytest.approx(np.abs(advantages[ends != NO_STEP]).mean())
+
+
+@pytest.mark.parametrize(
+    ("minibatches", "transitions", "samples"),
+    [(20, 128, 5 * 128), (3, 128, 96), (0, 128, 0), (5, 100, 132), (20, 100, 500), (3, 0, 0)],
+)
+def test_samples_are_those_of_the_minibatches_that_were_made(minibatches: int, transitions: int, samples: int) -> None:
+    assert samples_of(minibatches, transitions, batch_size=32, epochs=5) == samples
 
 
 # --- composed programs ---

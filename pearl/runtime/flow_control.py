@@ -150,12 +150,13 @@ class FlowControl:
         batch: int | None = None,
         *,
         gradient_steps: int | None = None,
+        samples: int | None = None,
         busy_s: float | None = None,
     ) -> None:
         """The batch with the id `batch` came back trained, in any order; None in setting 2: what was granted did.
 
-        An iteration is one gradient step, unless `gradient_steps` says how many all of them made. `busy_s` is explained
-        at `StepRate.trained`.
+        An iteration is one gradient step on a batch, unless `gradient_steps` and `samples` say how many all of them
+        made, and on how many transitions. `busy_s` is explained at `StepRate.trained`.
         """
         if batch is None:
             self._granted = 0
@@ -163,7 +164,7 @@ class FlowControl:
             del self._in_flight[batch]
             self._requested -= 1
         self._counters.gradient_steps += iterations if gradient_steps is None else gradient_steps
-        self._counters.samples += iterations * self._batch_size
+        self._counters.samples += iterations * self._batch_size if samples is None else samples
         self._rate.trained(
             iterations,
             idle=not self._requested and (self.draining or not self._data_flow.batches_allowed()),

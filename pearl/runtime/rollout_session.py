@@ -66,7 +66,7 @@ class RolloutSession(Run):
         if self.transition.rollout_sequences is not None:
             self.transition.rollout_sequences.check(rollout, train)
         self._tell_after("trained", "on_rollout")
-        self._rollouts = self._most_lag = 0
+        self._rollouts = self._most_lag = self._transitions = 0
         self._held: Sequence[DataCollectionQueue] = ()
         self._learner: RolloutWorker | None = None
 
@@ -76,10 +76,6 @@ class RolloutSession(Run):
     @property
     def _rollout(self) -> RolloutSpec:
         return self.rollout
-
-    @property
-    def _samples(self) -> int:
-        return self._experiences * self.rollout.epochs
 
     def make_queue(self) -> DataCollectionQueue:
         """An actor's DCQ. It holds a rollout, and another one if collecting goes on during training.
@@ -129,8 +125,11 @@ class RolloutSession(Run):
             return False
         buffer.take([message for message, _ in messages])
         self._held = dcqs
-        for message, rows in messages:
-            self.collected(summary := summary_of(message, rows))
+        self._transitions = 0
+        for message, _ in messages:
+            steps = int(message["counts"][1])  # without those in place of which an environment was reset
+            self._transitions += steps
+            self.collected(summary := summary_of(message, steps))
             if self._learner is not None:
                 self._most_lag = max(self._most_lag, self._learner.version - int(summary["policy_version"][0]))
         self._flow.inserted()
@@ -155,8 +154,15 @@ class RolloutSession(Run):
             dcq.release()
         self._rollouts += 1
         self.report.td_error = td_error
-        self._flow.trained(1, gradient_steps=minibatches)
+        samples = samples_of(minibatches, self._transitions, self.train.batch_size, self.rollout.epochs)
+        self._flow.trained(1, gradient_steps=minibatches, samples=samples)
         self._telemetry.trained()
+
+
+def samples_of(minibatches: int, transitions: int, batch_size: int, epochs: int) -> int:
+    """Samples in the first `minibatches` on a rollout: with target_kl there may be fewer than its `epochs` have."""
+    passes, rest = divmod(minibatches, max(1, -(-transitions // batch_size)))
+    return min(passes * transitions + min(rest * batch_size, transitions), epochs * transitions)
 
 
 class RolloutAssignmentQueue(ColumnQueue):

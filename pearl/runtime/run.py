@@ -291,7 +291,7 @@ class Run(abc.ABC):
             self._data_flow,
             ring,
             self._rate,
-            batch_size=self._samples,
+            batch_size=self._experiences,
             update_delay=self.train.priority_update_delay,
             serial=self.options.serial,
         )
@@ -342,11 +342,6 @@ class Run(abc.ABC):
             made=EnvironmentSource.of(self.actors),
             unprepared_space=self._probed.unprepared_space,
         )
-
-    @property
-    def _samples(self) -> int:
-        """Samples that an iteration trains on."""
-        return self._experiences
 
     def _steps_per_iteration(self) -> float:
         """Gradient steps of an iteration."""
