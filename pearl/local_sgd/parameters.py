@@ -50,11 +50,15 @@ def _shown(entry: tuple[str, tuple[int, ...]] | None) -> str:
 
 @dataclass(frozen=True)
 class _Part:
-    """A piece of the vector: a tensor or an array, which is `trained` or a statistic (a buffer, or moments)."""
+    """A piece of the vector: a tensor or an array, which is `trained` or a statistic (a buffer, or moments).
+
+    `counts`: it is an optimizer's count of steps, which stays a whole number.
+    """
 
     name: str
     values: Any
     trained: bool
+    counts: bool = False
 
 
 class TrainerParameters:
@@ -64,7 +68,8 @@ class TrainerParameters:
     tensors. Buffers wider than float32, such as statistics of observations, and whole numbers stay each Learner's own.
 
     `moments` says what becomes of the optimizers' states when an average is loaded. "keep": they stay the Learner's
-    own. "average": they are part of the vector, with the count of steps; the optimizers are Adam, AdamW or SGD.
+    own. "average": they are part of the vector, with the count of steps, which is rounded when it is loaded, since
+    Learners may have made different numbers of steps; the optimizers are Adam, AdamW or SGD.
     "reset": they become zeros, as before the first step.
 
     Raises TrainerError for parameters wider than float32, and for optimizers whose states "average" does not know.
@@ -76,10 +81,11 @@ class TrainerParameters:
                 f"moments must be one of {', '.join(map(repr, get_args(MomentsRule)))}; found {moments!r}."
             )
         self._trainer, self._moments = trainer, moments
-        self._known: tuple[object, _native.ParameterArrays] | None = None
+        self._known: tuple[object, _native.ParameterArrays, list[np.ndarray]] | None = None
         parts = self._found()
         self.layout = ParameterLayout(tuple((part.name, tuple(part.values.shape)) for part in parts))
         self._bounded = [not part.trained for part in parts]
+        self._counts = [part.counts for part in parts]
 
     def read(self, out: np.ndarray) -> None:
         """Copy the parameters to `out` `(count,)` float32."""
@@ -109,6 +115,7 @@ class TrainerParameters:
         self._check(handed_in)
         if (arrays := self._arrays()) is not None:
             arrays.correct(average, handed_in)
+            self._round_counts()
         else:
             present = np.empty(self.layout.count, np.float32)
             self.read(present)
@@ -120,10 +127,18 @@ class TrainerParameters:
     def _load(self, values: np.ndarray) -> None:
         if (arrays := self._arrays()) is not None:
             arrays.scatter(values)
+            self._round_counts()
             return
-        for tensor, numbers in zip(self._tensors(), self._split(values), strict=True):
+        for tensor, numbers, counts in zip(self._tensors(), self._split(values), self._counts, strict=True):
+            loaded = np.rint(numbers) if counts else numbers
             with torch.no_grad():
-                tensor.data.copy_(torch.from_numpy(numbers).view_as(tensor))
+                tensor.data.copy_(torch.from_numpy(loaded).view_as(tensor))
+
+    def _round_counts(self) -> None:
+        """In place, of what is in arrays."""
+        assert self._known is not None
+        for steps in self._known[2]:
+            np.rint(steps, out=steps)
 
     def _check(self, vector: np.ndarray) -> None:
         if vector.shape != (self.layout.count,) or vector.dtype != np.float32:
@@ -143,7 +158,9 @@ class TrainerParameters:
         if arrays is None:
             return None
         if self._known is None or self._known[0] is not arrays:
-            self._known = arrays, _native.ParameterArrays([part.values for part in self._found()], self._bounded)
+            found = self._found()
+            native = _native.ParameterArrays([part.values for part in found], self._bounded)
+            self._known = arrays, native, [part.values for part in found if part.counts]
         return self._known[1]
 
     def _tensors(self) -> list[torch.Tensor]:
@@ -153,7 +170,8 @@ class TrainerParameters:
     def _found(self) -> list[_Part]:
         found = list(self._networks())
         if self._moments == "average":
-            found += [_Part(name, value, False) for name, value in self._averaged_moments()]
+            moments = self._averaged_moments()
+            found += [_Part(name, value, False, counts=name.endswith(".step")) for name, value in moments]
         return found
 
     def _networks(self) -> Iterator[_Part]:
