@@ -14,6 +14,8 @@ from pearl.devices.description import Device
 from pearl.errors import ConfigurationError, DeviceError, PlacementError
 from pearl.spec import Scalar
 
+_USER_FILES = {"trainer_source": "the trainer's file", "env_source": "the environment's file"}
+
 
 class NotCalibratedError(DeviceError):
     """A measurement of an absent device was not imported."""
@@ -138,13 +140,13 @@ def _software(key: CalibrationKey) -> tuple[object, ...]:
     return (key.pearl_version, key.torch_version, key.kernel_hash, hashes)
 
 
-def _matches(theirs: CalibrationKey, ours: CalibrationKey) -> tuple[bool, bool]:
-    """Whether the version of PEARL, and the file of the trainer, are the same."""
-    same_file = dict(theirs.parameters).get("trainer_source") == dict(ours.parameters).get("trainer_source")
-    return (theirs.pearl_version == ours.pearl_version, same_file)
+def _matches(theirs: CalibrationKey, ours: CalibrationKey) -> tuple[bool, ...]:
+    """Whether the version of PEARL is the same, and each of the user's files."""
+    of_theirs, of_ours = dict(theirs.parameters), dict(ours.parameters)
+    return (theirs.pearl_version == ours.pearl_version, *(of_theirs.get(f) == of_ours.get(f) for f in _USER_FILES))
 
 
 def _software_note(theirs: CalibrationKey, ours: CalibrationKey) -> str:
-    same_version, same_file = _matches(theirs, ours)
-    notes = [] if same_version else [f"other software: PEARL {theirs.pearl_version}"]
-    return "; ".join(notes if same_file else [*notes, "other software: the trainer's file"])
+    what = (f"PEARL {theirs.pearl_version}", *_USER_FILES.values())
+    same = _matches(theirs, ours)
+    return "; ".join(f"other software: {words}" for words, is_same in zip(what, same, strict=True) if not is_same)

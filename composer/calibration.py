@@ -37,7 +37,7 @@ LOCK_TIMEOUT_S = 10.0
 
 SIZES = ("batch_size", "capacity")
 """The parameters of a key between whose values measurements can be interpolated."""
-SOFTWARE = ("trainer_source", "replay_kernels")
+SOFTWARE = ("trainer_source", "env_source", "replay_kernels")
 """The parameters of a key that are hashes of code."""
 VENDOR_REPORT = "fpga_report"
 """The primitive of entries that come from an FPGA compiler's report: `imported` on every machine."""

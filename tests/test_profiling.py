@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import signal
@@ -336,6 +337,31 @@ def test_actors_are_measured_with_the_policy_that_a_run_gives_them(
     monkeypatch.setattr("composer.profiling.context.read_policy", unsupported)
     assert measured_by(problem(), capsys) == 1
     assert setups[-1].policy is None
+
+
+def test_an_edited_environment_is_measured_again_and_nothing_else(
+    csv_pair: CsvPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "env_of_all.py").write_text(WITNESS)
+    (tmp_path / "edited_env.py").write_text("import env_of_all\n\n\nclass Edited(env_of_all.Witness):\n    pass\n")
+    (tmp_path / "edited_wrapper.py").write_text("import gymnasium\n\n\nclass Same(gymnasium.Wrapper):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    edited_env, edited_wrapper = map(importlib.import_module, ("edited_env", "edited_wrapper"))
+
+    def missing() -> frozenset[str]:
+        composer = described(csv_pair(*ONE_CPU), calibration=tmp_path / "none.json")
+        composer.set_actors(1, env=edited_env.Edited)
+        composer.set_wrappers([edited_wrapper.Same])
+        return composer.missing_measurements()
+
+    before = missing()
+    assert missing() == before
+    for file in ("edited_env.py", "env_of_all.py", "edited_wrapper.py"):
+        with (tmp_path / file).open("a") as source:
+            source.write("# slower now\n")
+        now = missing()
+        assert len(now - before) == len(before - now) == 1, "the Actor alone"
+        before = now
 
 
 # --- setting 2's loop -----------------------------------------------------------------------------------------------

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gymnasium.envs.registration import load_env_creator
+
 import pearl
 from composer.calibration import CalibrationKey
 from composer.problem import TrainingProblem
+from pearl.actors.vectorization import environment_of
 from pearl.backends import backend_of, learners
 from pearl.backends.protocol import compiled_kernels
 from pearl.devices.description import Device
+from pearl.spec import ActorSpec
 
 # PEARL's Python files that run in a measurement, without those that an implementation of the Learner lists.
 _METHOD = sorted(Path(__file__).parent.glob("*.py"))
@@ -42,6 +48,8 @@ _SOURCES = {
     "learners": ("local_sgd/*.py", "replay/*.py", "backends/**/*.py", "ipc/*.py", *_HOST_LOOP),
     "pair": ("replay/*.py", "backends/**/*.py", "ipc/*.py", "runtime/queues.py", "runtime/workers.py"),
 }
+
+_NOT_OF_USERS = {"pearl", *sys.stdlib_module_names}
 
 
 @functools.cache
@@ -83,10 +91,12 @@ def calibration_key(
     if primitive not in ("replay", "storage", "advantages"):
         everything |= {
             "trainer": problem.trainer_class.__qualname__,
-            "trainer_source": _class_hash(problem.trainer_class),
+            "trainer_source": _source_hash(problem.trainer_class),
             "settings": repr(sorted(problem.settings.items())),
             "networks": networks(),
         }
+    if "env" in everything:  # an Actor takes part
+        everything["env_source"] = _environment_hash(problem.actors)
     if implementation is not None:
         everything["implementation"] = implementation
     hashes: list[str] = []
@@ -129,10 +139,24 @@ def _digest(file: Path) -> bytes:
     return hashlib.sha256(file.read_bytes()).digest()
 
 
-def _class_hash(trainer_class: type) -> str:
-    """A hash of the file that defines the class: an edit of the file makes measurements invalid."""
-    try:
-        source = Path(inspect.getfile(trainer_class)).read_bytes()
-    except (OSError, TypeError):
-        return ""
-    return hashlib.sha256(source).hexdigest()[:16]
+def _environment_hash(actors: ActorSpec) -> str:
+    """A hash of the files that define the environment and its wrappers."""
+    known = environment_of(actors)
+    entry = None if known is None else known.entry_point or known.vector_entry_point
+    made = load_env_creator(entry) if isinstance(entry, str) else entry
+    return _source_hash(made, *(wrapper for wrapper, _ in actors.wrapped))
+
+
+def _source_hash(*made: object) -> str:
+    """A hash of the files that define classes or functions: an edit of a file makes measurements invalid.
+
+    Of the bases of a class, those of PEARL and of Python's own library are left out.
+    """
+    sources: dict[str, bytes] = {}
+    for one in made:
+        bases = one.__mro__[1:] if isinstance(one, type) else ()
+        for found in (one, *(base for base in bases if base.__module__.partition(".")[0] not in _NOT_OF_USERS)):
+            with contextlib.suppress(OSError, TypeError):  # TypeError for what no file defines
+                file = inspect.getfile(found)  # type: ignore[arg-type]
+                sources[file] = sources.get(file) or Path(file).read_bytes()
+    return hashlib.sha256(b"".join(sources.values())).hexdigest()[:16] if sources else ""
