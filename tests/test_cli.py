@@ -248,6 +248,26 @@ def test_compose_again_keeps_an_edited_program(composed, caplog):
 
 
 @pytest.mark.parametrize(
+    ("options", "both"),
+    [
+        (
+            ("--json", "a.json", "--matrix-json", "./a.json"),
+            r"the matrix \(--matrix-json\) and the placement \(--json\)",
+        ),
+        (("--output", "a.py", "--json", "a.composition.json"), r"the program's composition and the placement"),
+        (("--output", "small.toml"), "the composition file and the program"),
+    ],
+)
+def test_compose_writes_no_file_over_another(tmp_path, monkeypatch, options, both):
+    monkeypatch.chdir(tmp_path)
+    Path("small.toml").write_text(SPEC)
+    result = invoke("compose", "small.toml", *options)
+    assert result.exit_code == 1
+    assert re.search(f"would be {both}", result.stderr)
+    assert [path.name for path in tmp_path.iterdir()] == ["small.toml"]
+
+
+@pytest.mark.parametrize(
     ("text", "part"),
     [
         (SPEC.replace("size = 1000", "sise = 1000"), "Did you mean 'size'?"),

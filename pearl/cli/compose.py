@@ -13,6 +13,7 @@ from pearl.cli.output import check_writable, console, write_file
 from pearl.errors import ConfigurationError
 from pearl.garbage import no_collection
 from pearl.process_limits import check_address_space
+from pearl.runtime.composition_file import composition_file
 from pearl.runtime.launch import shown
 
 
@@ -106,6 +107,7 @@ def _compose(
     placement_json = placement_json or path.with_name(f"{path.stem}.placement.json")
     for file in (path, matrix_json, placement_json):
         check_writable(file)
+    _check_apart(spec or zoo, path, matrix_json, placement_json)
     if edited is not None:
         composer.set_placement(edited)
     replay, learner = composer.run(timesteps=options.timesteps, budget_s=budget)
@@ -116,3 +118,20 @@ def _compose(
     print(f"Matrix:    {shown(matrix_json)}")
     print(f"Placement: {shown(placement_json)}")
     composer.runtime_gen(replay, learner, **{**vars(options), "path": path})
+
+
+def _check_apart(composition: Path | None, program: Path, matrix_json: Path, placement_json: Path) -> None:
+    """Raise ConfigurationError where one of the files would be written over another."""
+    files = {
+        "the composition file": composition,
+        "the program (--output)": program,
+        "the program's composition": composition_file(program),
+        "the matrix (--matrix-json)": matrix_json,
+        "the placement (--json)": placement_json,
+    }
+    found: dict[Path, str] = {}
+    for name, file in files.items():
+        if file is None or (file.exists() and not file.is_file()):  # /dev/null takes everything
+            continue
+        if (other := found.setdefault(file.resolve(), name)) != name:
+            raise ConfigurationError(f"{file} would be {other} and {name}. Give one of them another path.")
