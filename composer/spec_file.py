@@ -206,7 +206,7 @@ class _SpecFile:
 
     def _parse(self) -> dict[str, Any]:
         try:
-            text = self.path.read_bytes().decode("utf-8")
+            text = self.path.read_bytes().decode("utf-8-sig")
         except FileNotFoundError as error:
             raise ConfigurationError(
                 f"There is no composition file {self.path}. Check the path; examples/cartpole.toml shows one."

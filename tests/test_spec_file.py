@@ -375,6 +375,12 @@ def test_two_files_of_one_name_are_told_apart(spec, tmp_path, module):
         load(spec(LEAST.replace('"{module}', '"other/{module}')))
 
 
+def test_a_byte_order_mark_is_no_part_of_a_file(spec):
+    path = spec(LEAST)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert load(path)[0].actors.env == "CartPole-v1"
+
+
 def test_malformed_files(tmp_path):
     path = tmp_path / "spec.toml"
     with pytest.raises(ConfigurationError, match="There is no composition file"):
