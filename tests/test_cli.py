@@ -145,9 +145,9 @@ def test_an_error_is_one_message_and_debug_adds_the_traceback(tmp_path):
 
 def test_devices_writes_files_that_the_composer_reads(tmp_path):
     folder = tmp_path / "new" / "machine"
-    result = invoke("devices", "--no-measure", "--output-dir", folder)
+    result = invoke("devices", "--no-measure", "--output-dir", tmp_path / "new", "--devices", "machine/devices.csv")
     assert result.exit_code == 0, result.output
-    platform = Platform.from_files(folder / "devices.csv", folder / "connections.csv")
+    platform = Platform.from_files(folder / "devices.csv", tmp_path / "new" / "connections.csv")
     assert platform.host.name == "cpu0"
     for text in ("Host CPU", "caches", "ISA", "cpu0", "unavailable", str(folder / "devices.csv")):
         assert text in result.stdout
@@ -182,6 +182,11 @@ def test_devices_says_where_it_cannot_write(tmp_path):
     result = invoke("devices", "--no-measure", "--output-dir", tmp_path / "file" / "below")
     assert result.exit_code == 1
     assert "cannot be made" in result.stderr
+    (tmp_path / "connections.csv").mkdir()
+    result = invoke("devices", "--output-dir", tmp_path, "--force")
+    assert result.exit_code == 1
+    assert "it is a folder" in result.stderr
+    assert not (tmp_path / "devices.csv").exists()
 
 
 def shown_by_devices(folder, **environment):

@@ -10,7 +10,7 @@ import typer
 
 from pearl.byte_size import readable_size
 from pearl.cli.app import app, examples
-from pearl.cli.output import console, facts_table
+from pearl.cli.output import check_writable, console, facts_table
 from pearl.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -62,12 +62,15 @@ def _devices(
         raise ConfigurationError(
             f"{' and '.join(existing)} would be overwritten. Add --force to replace, or choose another --output-dir."
         )
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(
-            f"The folder {output_dir} cannot be made: {error.strerror or error}. Choose another --output-dir."
-        ) from error
+    for folder in (device_path.parent, connection_path.parent):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(
+                f"The folder {folder} cannot be made: {error.strerror or error}. Choose another --output-dir."
+            ) from error
+    for path in (device_path, connection_path):  # before measuring, which takes seconds
+        check_writable(path)
     with stage(console(), "Discovering devices") as shown:
         found, links = discover(measure=not no_measure, progress=shown.advance)
     write_csv(found, links, device_path, connection_path)
