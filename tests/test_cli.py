@@ -440,6 +440,14 @@ def test_bench_shows_measured_beside_predicted(stub):
     assert not Path(seen[4]).exists()  # its temporary folder is gone
 
 
+@pytest.mark.parametrize("option", ["--run-dir", "--run-dir=here", "--run"])
+def test_bench_measures_in_no_folder_of_the_users(stub, option):
+    result = invoke("bench", stub, "--", option, "here")
+    assert result.exit_code == 1
+    assert "leave --run-dir out" in result.stderr
+    assert not (stub.parent / "seen.json").exists()
+
+
 def test_bench_of_something_else(stub, tmp_path):
     stub.write_text("")
     result = invoke("bench", stub)

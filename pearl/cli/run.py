@@ -61,15 +61,24 @@ def _bench(
     The program trains free-running, without waiting for data, in a temporary folder: nothing of its runs changes. The
     prediction is the one for such a run; with --paced, both are at the program's replay ratio.
     """
+    own = _passed_on(options)
+    if any(len(name := option.partition("=")[0]) > 3 and "--run-dir".startswith(name) for option in own):
+        raise ConfigurationError(
+            f"pearl bench measures in a temporary folder: leave --run-dir out, or run `pearl run {program} --bench "
+            "--run-dir DIR`."
+        )
     with tempfile.TemporaryDirectory(prefix="pearl-bench-") as folder:
         measuring = ["--bench", "--bench-seconds", str(seconds), "--run-dir", folder]
         measuring += ["--bench-paced"] if paced else []
-        code = run_generated(program, [*measuring, *_passed_on(options)])
+        code = run_generated(program, [*measuring, *own])
         result = Path(folder) / "bench.json"
         rates = read_json(result) if result.exists() else None
     if rates is None:
         if not code:
-            raise ConfigurationError(f"{program} ended without a measurement: it is not a composed program.")
+            raise ConfigurationError(
+                f"{program} ended without a measurement: it is not a composed program, or one of its options, such as "
+                "--help, kept it from measuring."
+            )
         raise typer.Exit(code)
     out = console()
     out.print(rates_table(rates))
