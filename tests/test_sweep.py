@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -237,6 +239,24 @@ def test_a_folder_belongs_to_one_sweep(spec: SweepSpec, tmp_path: Path) -> None:
     (folder / "study.db").write_text("no database" * 100)
     with pytest.raises(ConfigurationError, match=r"study\.db cannot be opened as the study of a sweep: .*remove"):
         run_sweep(spec, folder, 1, 1, print)
+
+
+def test_a_study_that_fails_ends_the_sweep_with_a_message(spec: SweepSpec, tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    queue(spec, folder, (0.01, 32))
+    with contextlib.closing(sqlite3.connect(folder / "study.db")) as file:  # stands for a full disk
+        file.execute("CREATE TRIGGER full BEFORE UPDATE ON trials BEGIN SELECT RAISE(FAIL, 'the disk is full'); END")
+    done = command("sweep", spec.path, "--trials", 1, "--folder", folder)
+    assert done.exit_code == 1
+    assert re.search(r"Error: .*study\.db cannot be read or written: .*full.*the same command goes on", done.stderr)
+
+
+def test_a_table_that_cannot_be_written_is_named(spec: SweepSpec, tmp_path: Path) -> None:
+    queue(spec, tmp_path / "s", (0.02, 64))
+    (tmp_path / "s" / "sweep.csv" / "below").mkdir(parents=True)
+    done = command("sweep", spec.path, "--trials", 1, "--folder", tmp_path / "s")
+    assert done.exit_code == 1
+    assert "cannot take sweep.csv and sweep.png: Is a directory" in done.stderr
 
 
 def test_a_sweep_of_failures_says_so(spec: SweepSpec, tmp_path: Path) -> None:

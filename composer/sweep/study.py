@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer.sweep.spec import SweepSpec
-from pearl.errors import ConfigurationError
+from pearl.errors import ConfigurationError, GenerationError
 from pearl.extras import import_extra
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class TrialRow:
 class Study:
     """The trials of a sweep in `folder`; its methods may be called from several threads.
 
-    Raises MissingExtraError without Optuna, and ConfigurationError if the folder holds a sweep of another spec.
+    Raises MissingExtraError without Optuna, and ConfigurationError if the folder holds a sweep of another spec. Any
+    method raises GenerationError if the file cannot be read or written.
     """
 
     def __init__(self, spec: SweepSpec, folder: Path) -> None:
@@ -96,9 +97,17 @@ class Study:
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
-        with self._lock, warnings.catch_warnings():
-            warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
-            yield
+        import sqlalchemy
+
+        try:
+            with self._lock, warnings.catch_warnings():
+                warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
+                yield
+        except (self._optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
+            raise GenerationError(
+                f"{self._file} cannot be read or written: {_first_line(error.__cause__ or error)}. It is kept; "
+                "when the disk has room again and nothing else holds the file, the same command goes on."
+            ) from error
 
     def _continue_interrupted(self) -> None:
         """Put what no process works on any more to the front; the finished runs in its folder are kept."""
@@ -154,7 +163,7 @@ class Study:
 
     def rows(self) -> list[TrialRow]:
         """All trials that have begun, without those that others continued."""
-        with self._lock:
+        with self._quietly():
             found = self._study.get_trials(deepcopy=False)
         continued = {trial.user_attrs.get(_CONTINUES) for trial in found}
         waiting = self._optuna.trial.TrialState.WAITING
@@ -178,7 +187,7 @@ class Study:
         )
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]:.300}"
 
 

@@ -9,6 +9,7 @@ import typer
 
 from pearl.cli.app import app, examples
 from pearl.cli.output import console
+from pearl.errors import GenerationError
 from pearl.extras import import_extra
 from pearl.process_limits import check_address_space
 
@@ -46,8 +47,14 @@ def _sweep(
     study, code = run_sweep(found, place, trials, jobs, lambda line: print(line, flush=True))
     rows = study.rows()
     console().print(result_table(found, rows))
-    write_table(found, rows, place / "sweep.csv")
-    draw(found, rows, place / "sweep.png")
+    try:
+        write_table(found, rows, place / "sweep.csv")
+        draw(found, rows, place / "sweep.png")
+    except OSError as error:
+        raise GenerationError(
+            f"{place} cannot take sweep.csv and sweep.png: {error.strerror or error}. The trials are kept in study.db: "
+            "the same command writes them."
+        ) from error
     print(f"Table:   {place / 'sweep.csv'}\nPicture: {place / 'sweep.png'}")
     best = ranked(rows)[0] if rows else None
     if best is None or best.state != "complete":
