@@ -399,6 +399,7 @@ def test_what_the_documentation_shows_is_what_there_is(spec: SweepSpec, tmp_path
 @pytest.mark.slow
 def test_programs_are_composed_run_and_scored(tmp_path: Path) -> None:
     text = SPEC.replace("choices = [32, 64]", "choices = [16, 32]").replace("seeds = [1, 2]", "seeds = [1]")
+    text = text.replace("warmup = 0", 'pruner = "none"')  # which trial is behind depends on which ends first
     file = write(tmp_path, text.replace("[program]", "[program]\neval_episodes = 5"))
     done = command("sweep", file, "--trials", 2, "--jobs", 2)
     assert done.exit_code == 0, done.output
