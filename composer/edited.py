@@ -36,8 +36,9 @@ def check_edited(edited: Placement, composed: Placement) -> None:
         raise PlacementError(
             f"The edited placement's {place}: expected {shortened(repr(expected))}, as composed here; found "
             f"{shortened(repr(found))}. Only {', '.join(CHOICES)} and the parameters of a candidate ("
-            f"{', '.join(name for names in PARAMETERS.values() for name in names)}) can be edited. Undo the change, or "
-            "compose again and edit the new file if something was measured again since."
+            f"{', '.join(name for names in PARAMETERS.values() for name in names)}) can be edited. Undo the change and "
+            "state the budget (--budget, budget_s) with which it was composed, if there was one; or compose again and "
+            "edit the new file if something was measured again since."
         )
 
 

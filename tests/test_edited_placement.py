@@ -131,6 +131,7 @@ def test_a_changed_result_is_refused_by_its_field(composer: Composer, tmp_path: 
     with pytest.raises(PlacementError) as caught:
         composer.runtime_gen(path=tmp_path / "program.py", placement=placement)
     assert f"edited placement's {field}: expected" in str(caught.value)
+    assert "--budget" in str(caught.value)
     assert "compose again" in str(caught.value)
     assert not (tmp_path / "program.py").exists()
 
