@@ -456,6 +456,9 @@ def test_bench_of_something_else(stub, tmp_path):
     stub.write_text("raise SystemExit(3)")
     assert invoke("bench", stub).exit_code == 3
     assert invoke("bench", tmp_path / "absent.py").exit_code == 1
+    (tmp_path / "my.toml").write_text(SPEC)
+    for command in ("run", "bench"):
+        assert "`pearl compose" in invoke(command, tmp_path / "my.toml").stderr
 
 
 def test_compose_run_report(composed, tmp_path):
