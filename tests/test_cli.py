@@ -498,9 +498,12 @@ def test_report_of_a_folder_that_is_no_run(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\x00"])
 def test_report_of_a_damaged_summary(tmp_path, text):
     (tmp_path / "summary.json").write_text(text)
+    (tmp_path / "progress.csv").write_text("wall_s,env_steps\n1.0,1000\n")
     result = invoke("report", tmp_path)
     assert result.exit_code == 1
     assert "summary.json" in result.stderr
+    assert "1,000" in result.stdout
+    assert "summary.json" in (tmp_path / "report.html").read_text(encoding="utf-8"), "the other files are shown"
 
 
 def test_report_of_an_incomplete_summary_shows_what_is_there(tmp_path):

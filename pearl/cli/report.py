@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import os
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -22,6 +22,8 @@ from pearl.runtime.scores import best_text, evaluated_in_text, last_text, number
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+_T = TypeVar("_T")
 
 _TAIL_BYTES = 65_536  # the end of a table, which contains its last row
 
@@ -68,29 +70,39 @@ def _report(
             "A program's --run-dir says where its run goes."
         )
     out = console()
-    if summary_path.is_file():
-        summary = read_json(summary_path)
+    damaged: list[ConfigurationError] = []
+
+    def read(path: Path, reader: Callable[[Path], _T]) -> _T | None:
+        """What a file holds; None if it is damaged, which is said at the end: the other files are shown."""
+        try:
+            return reader(path)
+        except ConfigurationError as error:
+            damaged.append(error)
+            return None
+
+    if not summary_path.is_file():
+        print(f"{run_dir} has no summary.json: the run goes on, or was stopped before its end.")
+    elif (summary := read(summary_path, read_json)) is not None:
         out.print(_summary_table(summary))
         if table := iteration_table(summary):
             out.print(table)
         if progress_path.is_file() and progress_path.stat().st_mtime > summary_path.stat().st_mtime:
             print("progress.csv is newer than this summary: a later run goes on, or was stopped before its end.")
-    else:
-        print(f"{run_dir} has no summary.json: the run goes on, or was stopped before its end.")
     for title, name in (
         ("Newest progress (training_return: last 100 training episodes, exploration included)", "progress.csv"),
         ("Newest evaluation (greedy)", "evaluations.csv"),
     ):
-        if row := _last_row(run_dir / name):
+        if row := read(run_dir / name, _last_row):
             out.print(facts_table(title, {key: _rounded(value) for key, value in row.items() if value}))
-    if bench_path.is_file():
-        rates = read_json(bench_path)
+    if bench_path.is_file() and (rates := read(bench_path, read_json)) is not None:
         out.print(rates_table(rates))
         if table := iteration_table(rates):
             out.print(table)
     _print_files(run_dir, checkpoints)
     if html:
         _write_html(run_dir, output or run_dir / "report.html", show=show, trace=trace, composition=composition)
+    if damaged:
+        raise damaged[0]
 
 
 def _write_html(run_dir: Path, path: Path, *, show: bool, trace: Path | None, composition: Path | None) -> None:
