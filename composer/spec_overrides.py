@@ -16,6 +16,7 @@ else:
 from pearl.errors import ConfigurationError
 
 _KEY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
@@ -67,8 +68,12 @@ def toml_text(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_text, value))}]"
     if isinstance(value, Mapping):
-        return f"{{ {', '.join(f'{key} = {toml_text(one)}' for key, one in value.items())} }}"
+        return f"{{ {', '.join(f'{_key(key)} = {toml_text(one)}' for key, one in value.items())} }}"
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
     return repr(value)
+
+
+def _key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else toml_text(name)

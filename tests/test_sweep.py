@@ -355,7 +355,17 @@ def test_evaluations_and_a_trainer_are_needed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [True, 3, 1e-05, 0.1, 'a "b" \\ \n', [64, [1.5, "x"]], {"kind": "Linear", "end": 0.5}]
+    "value",
+    [
+        True,
+        3,
+        1e-05,
+        0.1,
+        'a "b" \\ \n',
+        [64, [1.5, "x"]],
+        {"kind": "Linear", "end": 0.5},
+        {"größe": 1, "a.b": {"": 2}},
+    ],
 )
 def test_values_are_written_as_toml_reads_them(value: object) -> None:
     assert parse_value(toml_text(value)) == value
