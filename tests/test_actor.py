@@ -26,6 +26,7 @@ from pearl.exploration import (
 )
 from pearl.ipc.queues import WeightSyncQueue
 from pearl.learner.torch_learner import TorchLearner
+from pearl.runtime.evaluation import evaluate
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.runtime.serial import InlineActor
 from pearl.spec import ActorSpec, TrainSpec, TransitionSpec
@@ -100,6 +101,27 @@ class ControlEnv(gym.Env[np.ndarray, np.ndarray]):
         return action.astype(np.float32), 1.0, self._step == 4, False, {}
 
 
+class StrictEnv(gym.Env[np.ndarray, np.ndarray]):
+    """Takes nothing that is not in its space, and changes what it took in place."""
+
+    def __init__(self, dtype: str = "float64") -> None:
+        bounds = np.array([-0.1, 1.0]), np.array([0.3, 1.0])  # of float64, which float32 rounds beyond them
+        self.action_space: gym.Space[Any] = spaces.MultiDiscrete([3, 2], dtype=np.int32)
+        if dtype != "int32":
+            self.action_space = spaces.Box(*bounds, dtype=np.dtype(dtype).type)  # type: ignore[arg-type]
+        self.observation_space = spaces.Box(-10, 10, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.ones(2, np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        seen = action.astype(np.float32)
+        action *= 0
+        return seen, 1.0, False, True, {}
+
+
 class NextStepVector(gym.vector.VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
     """CountEnv as a vector of its own that resets in the step after an episode's end."""
 
@@ -130,6 +152,7 @@ class NextStepVector(gym.vector.VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
 gym.register("PearlCount-v0", lambda **k: CountEnv(**k), vector_entry_point=NextStepVector, disable_env_checker=True)
 gym.register("PearlImage-v0", lambda **_: ImageEnv(), disable_env_checker=True)
 gym.register("PearlControl-v0", lambda **_: ControlEnv(), disable_env_checker=True)
+gym.register("PearlStrict-v0", lambda **k: StrictEnv(**k), disable_env_checker=True)
 
 
 class Watchful:
@@ -154,6 +177,14 @@ class Still(Watchful):
 
     def get_action(self, obs: torch.Tensor) -> torch.Tensor:
         return torch.tensor([0.0, 0.5]).repeat(len(obs), 1)
+
+
+class Extreme(Watchful):
+    """The highest actions, rounded to float32, and a number that the second bounds leave no choice of."""
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        highest = torch.tensor([2, 1]) if self.several else torch.tensor([0.3, 0.0])
+        return highest.repeat(len(obs), 1)
 
 
 def setup_of(env: str = "PearlCount-v0", trainer: type = Watchful, **options: Any) -> ActorSetup:
@@ -550,6 +581,19 @@ def test_actors_explore_inside_the_box_and_store_what_they_did() -> None:
 def test_no_exploration_leaves_actions_as_they_are() -> None:
     found = joined(collect(setup_of("PearlControl-v0", Still), 3))
     assert np.all(found["action"] == [0.0, 0.5])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int32"])
+def test_environments_get_actions_of_their_space_as_copies(dtype: str) -> None:
+    setup = setup_of("PearlStrict-v0", Extreme, env_kwargs={"dtype": dtype})
+    found = joined(collect(setup, 2))
+    numbers = dtype == "int32"
+    assert np.allclose(found["next_obs"], [2, 1] if numbers else [0.3, 1.0], atol=1e-3)
+    assert np.allclose(found["action"], [2, 1] if numbers else [0.3, 0.0])  # the learner's, whatever became of them
+    action_space = StrictEnv(dtype).action_space
+    played = evaluate(Extreme(action_space, BOX), setup.spec, 3, seed=0)
+    assert played is not None
+    assert played.returns.tolist() == [1.0] * 3
 
 
 @pytest.mark.parametrize(

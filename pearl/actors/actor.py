@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from pearl.action_masks import MaskReader
+from pearl.actors.actions import EnvironmentActions
 from pearl.actors.environment import make_vector_env
 from pearl.actors.n_step import NStepWindow
 from pearl.actors.native_policy import NativePolicy, PolicyPlan
@@ -221,8 +221,7 @@ class VectorActor(abc.ABC):
         self.transition = transition
         self._obs_dtype = np.dtype(transition.fields[0].dtype)
         self._count = setup.spec.envs_per_actor
-        self._first_action = first_action(action_space)
-        self._shifts_actions = bool(np.any(self._first_action))
+        self._taken = EnvironmentActions(action_space)
         seeds = np.random.SeedSequence((setup.seed, setup.index, setup.restarts))
         env_seed, noise_seed = seeds.spawn(2)
         self.rng = np.random.default_rng(noise_seed)
@@ -303,15 +302,6 @@ class VectorActor(abc.ABC):
     def close(self) -> None:
         """Close the environments."""
         self.envs.close()
-
-
-def first_action(action_space: gym.Space[Any]) -> int | np.ndarray:
-    """What the space's action 0 is called; policies count from 0."""
-    if isinstance(action_space, spaces.Discrete):
-        return int(action_space.start)
-    if isinstance(action_space, spaces.MultiDiscrete) and np.any(action_space.start):
-        return np.asarray(action_space.start)
-    return 0
 
 
 class Actor(VectorActor):
@@ -405,9 +395,7 @@ class Actor(VectorActor):
     def _step(self, message: Mapping[str, np.ndarray], row: int, episodes: int) -> tuple[int, int, int]:
         state = None if self._memory is None else self._memory.now
         action = self._explorer.apply(self._policy_action(), self.env_steps, self._masks)
-        next_obs, reward, terminated, truncated, info = self.envs.step(
-            action + self._first_action if self._shifts_actions else action
-        )
+        next_obs, reward, terminated, truncated, info = self.envs.step(self._taken(action))
         if not _all_finite(np.asarray(reward, np.float32)):  # as it is stored
             raise EnvError(self._not_finite("a reward", np.asarray(reward, np.float32)))
         done = terminated | truncated

@@ -40,7 +40,7 @@ class RolloutActor(VectorActor):
         assert setup.rollout is not None
         self._horizon, self._gamma = setup.rollout.horizon, setup.train.gamma
         space = self.envs.single_action_space
-        self._bounds = (space.low, space.high) if isinstance(space, spaces.Box) else None
+        self._draws_uniform = not isinstance(space, spaces.Box)
         self._noise_size = math.prod(space.shape or ())
         self._recurrent = self._recurrent_policy()
         self.reset(self._env_seed)
@@ -142,16 +142,9 @@ class RolloutActor(VectorActor):
 
     def _noise(self, horizon: int) -> np.ndarray:
         shape = (horizon, self._count, self._noise_size)
-        if self._bounds is None:
+        if self._draws_uniform:
             return self.rng.random(shape, np.float32)
         return self.rng.standard_normal(shape, np.float32)
-
-    def _taken(self, action: np.ndarray) -> np.ndarray:
-        """What the environments get for the policy's actions."""
-        if self._bounds is not None:
-            clipped: np.ndarray = np.clip(action, *self._bounds)
-            return clipped
-        return action + self._first_action if self._shifts_actions else action
 
     def _values_after(self, limited: np.ndarray, next_obs: np.ndarray, info: Mapping[str, np.ndarray]) -> np.ndarray:
         """The values of the last observations of the episodes that ended in the environments `limited`."""

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import spaces
 
 from pearl.action_masks import mask_parts
-from pearl.actors.actor import first_action
+from pearl.actors.actions import first_action
 from pearl.algorithms.trainer import RecurrentTrainer, Trainer, modules_of, set_evaluation_mode
 from pearl.atomic_file import write_bytes
 from pearl.errors import PolicyError

@@ -11,7 +11,8 @@ from gymnasium import spaces
 from numpy.typing import ArrayLike
 
 from pearl.action_masks import MaskReader
-from pearl.actors.actor import Policy, RecurrentPolicy, RecurrentRolloutPolicy, first_action
+from pearl.actors.actions import EnvironmentActions
+from pearl.actors.actor import Policy, RecurrentPolicy, RecurrentRolloutPolicy
 from pearl.actors.observations import are_unprepared, prepare_batch, stored_dtype
 from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.algorithms.trainer import TrainerLike, storing, uses_masks
@@ -50,7 +51,7 @@ class SavedPolicy:
     ) -> None:
         self.description, self.origin = description, origin
         self._trainer, self._acting = trainer, acting
-        self._first = first_action(self.action_space)
+        self._taken = EnvironmentActions(self.action_space)
         self._exploration: Exploration | None = getattr(trainer, "exploration", None)
         self._stored = storing(trainer)
         self.seed(seed)
@@ -109,8 +110,7 @@ class SavedPolicy:
             )
         batch, single = self._batch_of(observation)
         actions = self.act(batch, deterministic, self._masks_of(action_masks, len(batch), single))
-        # Clipped again after the conversion, whose rounding may leave the bounds.
-        found = self._within_bounds((actions + self._first).astype(self.action_space.dtype))
+        found = self._taken(actions)
         return found[0] if single else found
 
     @property
@@ -157,7 +157,7 @@ class SavedPolicy:
                 )
             states = np.where(starts.reshape(-1, 1), initial, states)
         actions, states = self.act_from(batch, states, deterministic)
-        found = self._within_bounds((actions + self._first).astype(self.action_space.dtype))
+        found = self._taken(actions)
         return (found[0], states[0]) if single else (found, states)
 
     def act_from(

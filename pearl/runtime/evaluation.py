@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from pearl.action_masks import MaskReader
-from pearl.actors.actor import first_action
+from pearl.actors.actions import EnvironmentActions
 from pearl.actors.environment import known_environment, make_single_envs
 from pearl.actors.native_policy import NativePolicy
 from pearl.algorithms.trainer import (
@@ -215,7 +215,7 @@ def _play(
     left[: episodes % count] += 1
     envs = made.first(count)
     actions, observations = envs[0].action_space, envs[0].observation_space
-    first, is_number = first_action(actions), isinstance(actions, spaces.Discrete)
+    taken, is_number = EnvironmentActions(actions), isinstance(actions, spaces.Discrete)
     obs = np.zeros((count, *(observations.shape or ())), np.uint8 if observations.dtype == np.uint8 else np.float32)
     reader = MaskReader(actions, made.spec.env_name) if masked else None
     masks = np.ones((count, 0 if reader is None else reader.choices), bool)
@@ -236,10 +236,9 @@ def _play(
             chosen, state[playing] = act(obs[playing], state[playing])
         else:
             chosen = act(obs[playing]) if reader is None else act(obs[playing], masks[playing])
-        for number, action in zip(playing.tolist(), chosen, strict=True):
+        for number, action in zip(playing.tolist(), taken(chosen), strict=True):
             # Of whole numbers Python's own, which environments check in a third of the time.
-            taken = int(action) + first if is_number else action + first if isinstance(first, np.ndarray) else action
-            obs[number], reward, terminated, truncated, info = envs[number].step(taken)
+            obs[number], reward, terminated, truncated, info = envs[number].step(int(action) if is_number else action)
             running[number] += float(reward)
             length[number] += 1
             if terminated or truncated or made.is_too_long(int(length[number])):
