@@ -104,7 +104,8 @@ class ControlEnv(gym.Env[np.ndarray, np.ndarray]):
 class StrictEnv(gym.Env[np.ndarray, np.ndarray]):
     """Takes nothing that is not in its space, and changes what it took in place."""
 
-    def __init__(self, dtype: str = "float64") -> None:
+    def __init__(self, dtype: str = "float64", last: int = 2) -> None:
+        self._last = last  # numbers of the last observation
         bounds = np.array([-0.1, 1.0]), np.array([0.3, 1.0])  # of float64, which float32 rounds beyond them
         self.action_space: gym.Space[Any] = spaces.MultiDiscrete([3, 2], dtype=np.int32)
         if dtype != "int32":
@@ -117,7 +118,7 @@ class StrictEnv(gym.Env[np.ndarray, np.ndarray]):
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
-        seen = action.astype(np.float32)
+        seen = action.astype(np.float32)[: self._last]
         action *= 0
         return seen, 1.0, False, True, {}
 
@@ -594,6 +595,15 @@ def test_environments_get_actions_of_their_space_as_copies(dtype: str) -> None:
     played = evaluate(Extreme(action_space, BOX), setup.spec, 3, seed=0)
     assert played is not None
     assert played.returns.tolist() == [1.0] * 3
+
+
+def test_a_last_observation_of_another_shape_is_refused() -> None:
+    message = r"PearlStrict-v0 returned an observation of shape \(1,\); its observation space says \(2,\)"
+    setup = setup_of("PearlStrict-v0", Extreme, env_kwargs={"last": 1})
+    with pytest.raises(EnvError, match=message):
+        collect(setup, 1)
+    with pytest.raises(EnvError, match=message):
+        evaluate(Extreme(StrictEnv().action_space, BOX), setup.spec, 1, seed=0)
 
 
 @pytest.mark.parametrize(

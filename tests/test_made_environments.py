@@ -298,6 +298,27 @@ def test_observations_are_prepared_as_arrays(space: Any, obs: Any, expected: lis
     assert bool(said) == bool(preparation(space))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"a": (0, np.zeros((2, 2)))}, r"part a/0 of an observation .* a number of Discrete\(3, start=1\), found 0"),
+        ({"a": (4, np.zeros((2, 2)))}, "part a/0"),
+        ({"a": (1, np.zeros((2, 3)))}, r"part a/1 .* an array of shape \(2, 2\), found shape \(2, 3\)"),
+        ({"a": (1,)}, "part a .* a tuple of 2 parts"),
+        ({"b": np.array([2, 0])}, r"part b .* numbers of MultiDiscrete\(\[2 3\]\)"),
+        ({"b": np.array([0, -1])}, "part b"),
+        ({"c": None}, "part c"),
+    ],
+)
+def test_observations_that_are_not_of_their_space_are_refused(change: dict[str, Any], message: str) -> None:
+    sound = {"a": (np.int64(1), np.zeros((2, 2))), "b": np.array([1, 2]), "c": np.array([1, 0], np.int8)}
+    prepare(NESTED, sound)
+    with pytest.raises(EnvError, match=message):
+        prepare(NESTED, {**sound, **change})
+    with pytest.raises(EnvError, match=r"expected a dictionary with the parts a, b, c, found a, b\."):
+        prepare(NESTED, {"a": sound["a"], "b": sound["b"]})
+
+
 class Parts(gym.Env[Any, Any]):
     """The same numbers in several shapes of observations; episodes of three steps."""
 

@@ -19,6 +19,7 @@ from pearl.actors.actions import EnvironmentActions
 from pearl.actors.environment import make_vector_env
 from pearl.actors.n_step import NStepWindow
 from pearl.actors.native_policy import NativePolicy, PolicyPlan
+from pearl.actors.observations import require_shape
 from pearl.actors.running_statistics import ActorStatistics
 from pearl.actors.sequence_window import SequenceWindow
 from pearl.actors.served_policy import PolicyService, ServedPolicy
@@ -286,6 +287,10 @@ class VectorActor(abc.ABC):
             )
         return np.array(obs, self._obs_dtype, order="C")
 
+    def _last_obs(self, info: Mapping[str, Any], env: int) -> Any:
+        """The last observation of the episode that ended in environment `env`, which no vector has checked."""
+        return require_shape(info["final_obs"][env], self.transition.observation_shape, self.setup.spec.env_name)
+
     def _check_obs(self, obs: np.ndarray, envs: np.ndarray | None = None) -> None:
         """Refuse observations, of all environments or of `envs`, that are not finite as they are stored."""
         if self._obs_dtype != np.uint8 and not _all_finite(obs):
@@ -407,8 +412,8 @@ class Actor(VectorActor):
         last_obs = converted
         if self._same_step and any_done:
             last_obs = converted.copy()
-            for env in np.flatnonzero(done):
-                last_obs[env] = info["final_obs"][env]
+            for env in np.flatnonzero(done).tolist():
+                last_obs[env] = self._last_obs(info, env)
             self._check_obs(last_obs)
         stored_reward = reward
         if (statistics := self.statistics) is not None:

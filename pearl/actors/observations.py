@@ -8,12 +8,14 @@ stored.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 
 from pearl.errors import EnvError
 
@@ -45,9 +47,10 @@ def space_text(space: gym.Space[Any]) -> str:
 def prepare(space: gym.Space[Any], obs: Any) -> np.ndarray:
     """One observation of the environment's own `space` as the array `prepared_space(space).shape` that policies take.
 
-    The dtype is uint8 where the space's is, else float32.
+    The dtype is uint8 where the space's is, else float32. Raises EnvError, which names the part, for what is not of a
+    space that is flattened.
     """
-    prepared = spaces.flatten(space, obs) if is_prepared(space) else obs
+    prepared = _flat(space, obs) if is_prepared(space) else obs
     return np.asarray(prepared, stored_dtype(prepared_space(space)))
 
 
@@ -169,6 +172,14 @@ def prepare_env(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
 class _Flattened(gym.wrappers.FlattenObservation[Any, Any, Any]):
     """A class of its own, to be told from wrappers of the user."""
 
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._named = _name_of(env.unwrapped.spec)
+
+    def observation(self, observation: Any) -> np.ndarray:
+        """The observation in a row."""
+        return _flat(self.env.observation_space, observation, self._named)
+
 
 def prepare_vector(vector: gym.vector.VectorEnv[Any, Any, Any]) -> gym.vector.VectorEnv[Any, Any, Any]:
     """A vector of environments with prepared observations."""
@@ -182,7 +193,7 @@ class _FlattenedVector(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
 
     def __init__(self, vector: gym.vector.VectorEnv[Any, Any, Any]) -> None:
         super().__init__(vector)
-        self._space = vector.single_observation_space
+        self._space, self._named = vector.single_observation_space, _name_of(vector.spec)
         self.single_observation_space = prepared_space(self._space)
         self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, vector.num_envs)
 
@@ -195,13 +206,69 @@ class _FlattenedVector(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
         if "final_obs" in info:
             final = np.zeros(self.observation_space.shape or (), self.single_observation_space.dtype)
             for env in np.flatnonzero(np.logical_or(terminated, truncated)).tolist():
-                final[env] = spaces.flatten(self._space, one_of(info["final_obs"], env))
+                final[env] = _flat(self._space, one_of(info["final_obs"], env), self._named)
             info = {**info, "final_obs": final}
         return self._flattened(obs), reward, terminated, truncated, info
 
     def _flattened(self, obs: Any) -> np.ndarray:
-        rows: list[Any] = [spaces.flatten(self._space, one_of(obs, env)) for env in range(self.num_envs)]
+        rows: list[Any] = [_flat(self._space, one_of(obs, env), self._named) for env in range(self.num_envs)]
         return np.stack(rows)
+
+
+_UNNAMED = "The environment"
+
+
+def _name_of(known: EnvSpec | None) -> str:
+    return _UNNAMED if known is None else known.id
+
+
+def _flat(space: gym.Space[Any], obs: Any, env: str = _UNNAMED) -> np.ndarray:
+    """Gymnasium's `flatten`, which takes numbers that are not of the space for other ones: those raise EnvError."""
+    _check(space, obs, env, ())
+    return np.asarray(spaces.flatten(space, obs))
+
+
+def _check(space: gym.Space[Any], obs: Any, env: str, path: tuple[str | int, ...]) -> None:
+    """Raise EnvError for a missing part, another size, or a number that `space` has not; `path` leads to the part."""
+    if isinstance(space, spaces.Dict):
+        for name, part in space.spaces.items():
+            if not isinstance(obs, Mapping) or name not in obs:
+                found = f"{', '.join(map(str, obs))}" if isinstance(obs, Mapping) else repr(obs)
+                raise _strange(env, path, f"a dictionary with the parts {', '.join(map(str, space))}", found)
+            _check(part, obs[name], env, (*path, name))
+    elif isinstance(space, spaces.Tuple):
+        if not isinstance(obs, tuple | list) or len(obs) != len(space.spaces):
+            raise _strange(env, path, f"a tuple of {len(space.spaces)} parts", repr(obs))
+        for number, part in enumerate(space.spaces):
+            _check(part, obs[number], env, (*path, number))
+    elif isinstance(space, spaces.Discrete):
+        one: Any = obs if isinstance(obs, int) else np.asarray(obs)
+        if np.size(one) != 1 or not space.start <= one < space.start + space.n:
+            raise _strange(env, path, f"a number of {space}", repr(obs))
+    elif np.size(obs) != math.prod(space.shape or ()):
+        raise _strange(env, path, f"an array of shape {space.shape}", f"shape {np.shape(obs)}")
+    elif isinstance(space, spaces.MultiDiscrete):
+        numbers = np.asarray(obs) - space.start
+        if (numbers < 0).any() or (numbers >= space.nvec).any():
+            raise _strange(env, path, f"numbers of {space}", repr(obs))
+
+
+def _strange(env: str, path: tuple[str | int, ...], expected: str, found: str) -> EnvError:
+    where = f"part {'/'.join(map(str, path))} of an observation" if path else "an observation"
+    return EnvError(
+        f"{env} returned {where} that is not of its observation space: expected {expected}, found "
+        f"{found:.200}. Correct the environment, or the space that it states."
+    )
+
+
+def require_shape(obs: Any, shape: tuple[int, ...], env: str) -> Any:
+    """The observation of the environment named `env`; EnvError unless it has `shape`: NumPy would stretch it."""
+    if np.shape(obs) != shape:
+        raise EnvError(
+            f"{env} returned an observation of shape {np.shape(obs)}; its observation space says {shape}. Return that "
+            "shape from reset() and step(), also at the end of an episode."
+        )
+    return obs
 
 
 def one_of(obs: Any, env: int) -> Any:

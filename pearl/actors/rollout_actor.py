@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
@@ -146,9 +146,9 @@ class RolloutActor(VectorActor):
             return self.rng.random(shape, np.float32)
         return self.rng.standard_normal(shape, np.float32)
 
-    def _values_after(self, limited: np.ndarray, next_obs: np.ndarray, info: Mapping[str, np.ndarray]) -> np.ndarray:
+    def _values_after(self, limited: np.ndarray, next_obs: np.ndarray, info: Mapping[str, Any]) -> np.ndarray:
         """The values of the last observations of the episodes that ended in the environments `limited`."""
-        last = [info["final_obs"][env] for env in limited] if self._same_step else next_obs[limited]
+        last = [self._last_obs(info, env) for env in limited.tolist()] if self._same_step else next_obs[limited]
         found = np.ascontiguousarray(np.stack(list(last)), self._obs_dtype)
         self._check_obs(found, limited)
         return self._values(found, limited)

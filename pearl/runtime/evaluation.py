@@ -16,6 +16,7 @@ from pearl.action_masks import MaskReader
 from pearl.actors.actions import EnvironmentActions
 from pearl.actors.environment import known_environment, make_single_envs
 from pearl.actors.native_policy import NativePolicy
+from pearl.actors.observations import require_shape
 from pearl.algorithms.trainer import (
     RecurrentTrainer,
     TrainerLike,
@@ -216,13 +217,15 @@ def _play(
     envs = made.first(count)
     actions, observations = envs[0].action_space, envs[0].observation_space
     taken, is_number = EnvironmentActions(actions), isinstance(actions, spaces.Discrete)
-    obs = np.zeros((count, *(observations.shape or ())), np.uint8 if observations.dtype == np.uint8 else np.float32)
-    reader = MaskReader(actions, made.spec.env_name) if masked else None
+    shape, name = observations.shape or (), made.spec.env_name
+    obs = np.zeros((count, *shape), np.uint8 if observations.dtype == np.uint8 else np.float32)
+    reader = MaskReader(actions, name) if masked else None
     masks = np.ones((count, 0 if reader is None else reader.choices), bool)
     first_state = np.empty((count, 0), np.float32) if initial_state is None else initial_state(count)
     state = first_state.copy()
     for number, env in enumerate(envs):
-        obs[number], info = env.reset(seed=seed + number)
+        seen, info = env.reset(seed=seed + number)
+        obs[number] = require_shape(seen, shape, name)
         if reader is not None:
             masks[number] = reader.one(info)
     running, length = np.zeros(count), np.zeros(count, np.int64)
@@ -238,7 +241,8 @@ def _play(
             chosen = act(obs[playing]) if reader is None else act(obs[playing], masks[playing])
         for number, action in zip(playing.tolist(), taken(chosen), strict=True):
             # Of whole numbers Python's own, which environments check in a third of the time.
-            obs[number], reward, terminated, truncated, info = envs[number].step(int(action) if is_number else action)
+            seen, reward, terminated, truncated, info = envs[number].step(int(action) if is_number else action)
+            obs[number] = require_shape(seen, shape, name)
             running[number] += float(reward)
             length[number] += 1
             if terminated or truncated or made.is_too_long(int(length[number])):
@@ -248,7 +252,8 @@ def _play(
                 state[number] = first_state[number]
                 left[number] -= 1
                 if left[number]:
-                    obs[number], info = envs[number].reset()
+                    seen, info = envs[number].reset()
+                    obs[number] = require_shape(seen, shape, name)
             if reader is not None and left[number]:
                 masks[number] = reader.one(info)
         playing = playing[left[playing] > 0]
