@@ -76,6 +76,21 @@ def test_an_episode_whose_rows_are_all_overwritten_continues(tmp_path: Path) -> 
         np.testing.assert_array_equal(column, second.experience.storage.columns[name], err_msg=name)
 
 
+@pytest.mark.parametrize("lowered", [1.0, 0.5])
+def test_a_resumed_run_has_the_learning_rates_of_its_settings(tmp_path: Path, lowered: float) -> None:
+    """In proportion, where code has changed them: this class has a scheduler of its own."""
+    first, second = run_of("fifo"), run_of("fifo")
+    first.trainer.optimizer.param_groups[0]["lr"] = 0.1 * Small.learning_rate  # type: ignore[attr-defined]
+    folder = first.save(tmp_path, Counters())
+    second.trainer.learning_rate *= lowered  # type: ignore[attr-defined]
+    second.load(tmp_path)
+    found = second.trainer.optimizer.param_groups[0]["lr"]  # type: ignore[attr-defined]
+    assert found == pytest.approx(0.1 * lowered * Small.learning_rate)
+    counter("stated-learning_rate", 0)(folder)
+    with pytest.raises(CheckpointError, match=r"stated-learning_rate .* must be a number above 0; found 0"):
+        second.load(tmp_path)
+
+
 def test_callbacks_get_their_states_again(tmp_path: Path) -> None:
     def with_callback(reached: int) -> tuple[RunState, StopAtReturn]:
         stop = StopAtReturn(1.0, 5)

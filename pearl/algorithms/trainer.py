@@ -528,6 +528,31 @@ class Trainer(abc.ABC):
                 for group in getattr(getattr(self.parts, name, None), "param_groups", ()):
                     group["lr"] = getattr(self, setting) * factor
 
+    @property
+    def stated_rates(self) -> dict[str, float]:
+        """The settings that are learning rates, by name, of the optimizers that there are."""
+        return {
+            setting: float(getattr(self, setting))
+            for name, setting in self._learning_rates.items()
+            if getattr(self.parts, name, None) is not None
+        }
+
+    def restate_rates(self, before: Mapping[str, float]) -> tuple[str, ...]:
+        """After a checkpoint's optimizers were loaded, give them the rates of the present settings; what changed.
+
+        `before` are the `stated_rates` of the checkpoint's run. A rate that other code has changed changes in
+        proportion; a schedule sets its own.
+        """
+        changed = []
+        for name, setting in self._learning_rates.items():
+            stated = self.stated_rates.get(setting)
+            if stated is None or before.get(setting, stated) == stated:
+                continue
+            for group in getattr(self.parts, name).param_groups:
+                group["lr"] *= stated / before[setting]
+            changed.append(f"{setting} is {stated:g}; the checkpoint's run had {before[setting]:g}")
+        return tuple(changed)
+
     def scheduled_values(self, env_steps: int) -> dict[str, float]:
         """For the log: what schedules may change, as it is now, by name; epsilon as after `env_steps` steps.
 

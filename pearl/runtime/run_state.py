@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections import deque
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pearl.algorithms.trainer import TrainerLike
+from pearl.algorithms.trainer import Trainer, TrainerLike
 from pearl.runtime.callback_calls import CallbackCalls
 from pearl.runtime.checkpoint import CheckpointState, load_checkpoint, save_checkpoint
 from pearl.runtime.checkpoint_files import Tensors, is_count, refuse, saved_count
@@ -26,8 +27,11 @@ from pearl.runtime.trainer_state import (
     torch_random_tensors,
 )
 
+logger = logging.getLogger("pearl.runtime")
+
 _RETURN_WINDOW = 100
 BEST_PREFIX = "best-"  # prefix of the best weights' tensor groups and scalars; no attribute has a hyphen
+_RATE_PREFIX = "stated-"  # of the scalars with the learning rates that were set
 _CALLBACKS = "callbacks"  # the scalar with their states, as JSON
 _BEST_SCALARS = ("mean", "episodes", "env_steps", "gradient_steps")
 
@@ -134,6 +138,7 @@ class RunState:
         scalars = {**counters.to_scalars(), **own}
         if self.callbacks is not None:
             scalars[_CALLBACKS] = self.callbacks.states()
+        scalars |= {f"{_RATE_PREFIX}{name}": rate for name, rate in self._stated_rates().items()}
         tensors = module_tensors(self.trainer)
         if random := torch_random_tensors():
             tensors[RANDOM_GROUP] = {**random}
@@ -154,9 +159,13 @@ class RunState:
         if counters.env_steps != state.step:
             refuse(directory, "env_steps", f"its step, {state.step}", counters.env_steps)
         best = self._saved_best(state, counters, directory)
+        rates = self._saved_rates(state, directory)
         self._check_names(state, directory)
         self.experience.check(state.arrays, state.counters, directory)
         load_module_tensors(self.trainer, {k: v for k, v in state.tensors.items() if not k.startswith(BEST_PREFIX)})
+        if isinstance(self.trainer, Trainer):
+            for change in self.trainer.restate_rates(rates):
+                logger.info("%s.", change)
         restore_torch_random(state.tensors.get(RANDOM_GROUP, {}))
         if hasattr(self.trainer, "gradient_steps"):
             self.trainer.gradient_steps = counters.gradient_steps
@@ -179,9 +188,22 @@ class RunState:
         check_module_tensors(self.trainer, tensors)
         return Best(float(mean), **counts, tensors=tensors)
 
+    def _stated_rates(self) -> dict[str, float]:
+        return self.trainer.stated_rates if isinstance(self.trainer, Trainer) else {}
+
+    def _saved_rates(self, state: CheckpointState, where: Path) -> dict[str, float]:
+        rates = {}
+        for name, rate in part(state.counters, _RATE_PREFIX).items():
+            if name in self._stated_rates():
+                if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
+                    refuse(where, f"{_RATE_PREFIX}{name}", "a number above 0", rate)
+                rates[name] = float(rate)
+        return rates
+
     def _check_names(self, state: CheckpointState, where: Path) -> None:
         """Refuse unknown names: their values would be missing from the next checkpoint."""
         known = {*vars(Counters()), _CALLBACKS, *(f"{BEST_PREFIX}{name}" for name in _BEST_SCALARS)}
+        known |= {f"{_RATE_PREFIX}{name}" for name in self._stated_rates()}
         for kind, names in (("counters", state.counters), ("arrays", state.arrays)):
             if unknown := [n for n in names if n not in known and not self.experience.knows(kind, n)]:
                 refuse(where, f"each of the {kind}", "one that a run has", unknown[0])
