@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save
 
-from pearl.algorithms import DQN
+from pearl.algorithms import DQN, TD3
 from pearl.backends.cpu.learner import NativeLearner
 from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.callbacks import RunContext, StopAtReturn
@@ -89,6 +89,25 @@ def test_a_resumed_run_has_the_learning_rates_of_its_settings(tmp_path: Path, lo
     counter("stated-learning_rate", 0)(folder)
     with pytest.raises(CheckpointError, match=r"stated-learning_rate .* must be a number above 0; found 0"):
         second.load(tmp_path)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_checkpoint_of_other_bounds_is_refused(tmp_path: Path, native: bool) -> None:
+    def run(obs: float, action: float) -> RunState:
+        seen, done = (spaces.Box(-1.0, high, (1,), np.float32) for high in (obs, action))
+        trainer = TD3(seen, done, hidden_sizes=(2,), scale_observations=True)
+        experience = ReplayExperience(
+            NativeReplayManager(CAPACITY, seed=1), DataStorage(TransitionSpec.from_spaces(seen, done), CAPACITY)
+        )
+        return RunState(IDENTITY, trainer if native else trainer.in_torch(), experience)
+
+    run(1.0, 1.0).save(tmp_path, Counters())
+    run(1.0, 1.0).load(tmp_path)
+    message = r"scale {} from bounds of \[-1.\] and \[1.\]; here they are Box\(-1.0, 3"
+    with pytest.raises(CheckpointError, match=message.format("actions")):
+        run(1.0, 3.0).load(tmp_path)
+    with pytest.raises(CheckpointError, match=message.format("observations")):
+        run(3.0, 1.0).load(tmp_path)
 
 
 def test_callbacks_get_their_states_again(tmp_path: Path) -> None:

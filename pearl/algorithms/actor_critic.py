@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -137,6 +137,25 @@ class ActorCritic(Trainer):
     def checkpoint_identity(self) -> dict[str, str]:
         """The scaling of observations, for which the networks were trained."""
         return {"scale_observations": str(self.scale_observations)}
+
+    def checkpoint_conflict(self, tensors: Mapping[str, Mapping[str, Any]]) -> str:
+        """The bounds by which the checkpoint's actor scales observations and actions, if they are not those of now."""
+        saved, (observations, actions) = tensors.get("actor", {}), self._boxes
+        scaled = scaled_observations(observations, self.scale_observations)
+        for kind, space, scale in (
+            ("observation", observations, unit_scale(observations, scaled)),
+            ("action", actions, unit_scale(actions)),
+        ):
+            names = [f"{kind}_scale.{part}" for part in ("center", "half_range")]
+            if any(name not in saved for name in names):  # an actor of the user's
+                continue
+            center, half_range = (np.asarray(saved[name]) for name in names)
+            if center.shape == scale[0].shape and not np.array_equal((center, half_range), scale):
+                return (
+                    f"Its networks scale {kind}s from bounds of {center - half_range} and {center + half_range}; here "
+                    f"they are {space}."
+                )
+        return ""
 
     def describe_inputs(self) -> str:
         """How observations are scaled for the networks."""

@@ -576,6 +576,10 @@ class Trainer(abc.ABC):
         """Settings, by name, that must be equal in a checkpoint and in the run that continues from it."""
         return {}
 
+    def checkpoint_conflict(self, tensors: Mapping[str, Mapping[str, Any]]) -> str:
+        """Why the state `tensors` of a checkpoint, by attribute, does not fit the environment; "" if it does."""
+        return ""
+
     def describe_inputs(self) -> str:
         """One line for the log on how observations are changed before they enter the networks; "" for none."""
         return ""

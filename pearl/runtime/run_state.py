@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pearl.algorithms.trainer import Trainer, TrainerLike
+from pearl.errors import CheckpointError
 from pearl.runtime.callback_calls import CallbackCalls
 from pearl.runtime.checkpoint import CheckpointState, load_checkpoint, save_checkpoint
 from pearl.runtime.checkpoint_files import Tensors, is_count, refuse, saved_count
@@ -161,6 +162,7 @@ class RunState:
         best = self._saved_best(state, counters, directory)
         rates = self._saved_rates(state, directory)
         self._check_names(state, directory)
+        self._check_conflict(state, directory)
         self.experience.check(state.arrays, state.counters, directory)
         load_module_tensors(self.trainer, {k: v for k, v in state.tensors.items() if not k.startswith(BEST_PREFIX)})
         if isinstance(self.trainer, Trainer):
@@ -187,6 +189,14 @@ class RunState:
                 refuse(where, f"{BEST_PREFIX}{name}", f"at most the {name} of the checkpoint, {most}", counts[name])
         check_module_tensors(self.trainer, tensors)
         return Best(float(mean), **counts, tensors=tensors)
+
+    def _check_conflict(self, state: CheckpointState, where: Path) -> None:
+        found = self.trainer.checkpoint_conflict(state.tensors) if isinstance(self.trainer, Trainer) else ""
+        if found:
+            raise CheckpointError(
+                f"The checkpoint in {where} is of another environment. {found} Resume with the environment and the "
+                "env_kwargs that it was trained with, or start without --resume."
+            )
 
     def _stated_rates(self) -> dict[str, float]:
         return self.trainer.stated_rates if isinstance(self.trainer, Trainer) else {}
