@@ -97,6 +97,15 @@ def test_a_trainer_of_ones_own_that_chooses_fractions() -> None:
         made(Fractions)
 
 
+def test_a_trainer_of_ones_own_that_returns_arrays() -> None:
+    class Arrays(OwnTrainer):
+        def get_action(self, obs: torch.Tensor) -> Any:
+            return super().get_action(obs).numpy()
+
+    with pytest.raises(TrainerError, match=r"Arrays\.get_action\(\) must return a tensor .*found a ndarray"):
+        made(Arrays)
+
+
 # --- actions --------------------------------------------------------------------------------------------------------
 
 

@@ -912,7 +912,12 @@ def check_trainer(trainer: TrainerLike, observation_space: gym.Space[Any], actio
             f"{described(error)}. If it names shapes, the network's input disagrees with the environment."
         ) from error
     wanted = (len(obs), *(action_space.shape or ()))
-    found = tuple(getattr(action, "shape", ()))
+    if not isinstance(action, torch.Tensor):
+        raise TrainerError(
+            f"{name}.get_action() must return a tensor of shape {wanted} for {len(obs)} observations; found a "
+            f"{type(action).__name__}. Return the tensor itself, without .numpy(), .item() or .tolist()."
+        )
+    found = tuple(action.shape)
     if found != wanted:
         raise TrainerError(
             f"{name}.get_action() returned shape {found} for {len(obs)} observations; actions of {action_space} need "
