@@ -59,7 +59,8 @@ def test_options_of_the_command_line() -> None:
     assert options_of("--until-return", "-150").until_return == -150.0
     assert options_of("--until-return", "inf").until_return is None
     assert options_of("--timesteps", "3").eval_interval == 1
-    assert options_of("--seed", str(2**61)).seed == 2**61
+    for seed in (2**61, 2**53 + 1, 2**62 - 1):  # not all of them floats
+        assert options_of("--seed", str(seed)).seed == seed
     assert options_of("--bench-seconds", "0.5").bench_seconds == 0.5
     assert options_of("--actor-timeout", "2.5").actor_timeout_s == 2.5
     assert options_of("--actor-timeout", "inf").actor_timeout_s == math.inf

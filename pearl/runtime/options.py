@@ -48,11 +48,12 @@ class Options:
 
 
 def _whole(text: str) -> int:
+    plain = text.replace("_", "")
     try:
-        value = float(text.replace("_", ""))
+        value = int(plain) if plain.isdecimal() else float(plain)  # a float has no large seeds
     except ValueError:
         value = math.nan
-    if not (value >= 0 and value.is_integer()):
+    if not (value >= 0 and value == value // 1):
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, found {text!r}")
     return int(value)
 
