@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium as gym
@@ -192,6 +193,34 @@ def test_episodes_without_end_are_ended_and_count(caplog: pytest.LogCaptureFixtu
     (warning,) = caplog.messages
     assert "An episode of PearlEndless-v0 did not end within 50 steps" in warning
     assert "--eval-max-steps" in warning
+
+
+class Infinite(gym.Env[np.ndarray, Any]):
+    """Episodes of two steps, of which the first returns the given numbers."""
+
+    def __init__(self, obs: float, reward: float) -> None:
+        self.observation_space, self.action_space = spaces.Box(-5, 5, (1,), np.float32), spaces.Discrete(2)
+        self._first = obs, reward
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._over = False
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        over, self._over = self._over, True
+        obs, reward = (0.0, 1.0) if over else self._first
+        return np.full(1, obs, np.float32), reward, over, False, {}
+
+
+@pytest.mark.parametrize(
+    ("obs", "reward", "what"),
+    [(math.nan, 1.0, "an observation"), (math.inf, 1.0, "an observation"), (0.0, math.nan, "a reward")],
+)
+def test_numbers_that_are_not_finite_make_no_score(obs: float, reward: float, what: str) -> None:
+    spec = ActorSpec(Infinite, env_kwargs={"obs": obs, "reward": reward})
+    with pytest.raises(EnvError, match=rf"Infinite returned {what} that is NaN or infinite in an evaluation"):
+        played(Always(1), spec, 2, seed=0)
 
 
 def test_an_evaluation_that_is_stopped_has_no_result() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -235,6 +236,8 @@ def _play(
     while len(playing):
         if should_stop():
             return None
+        if obs.dtype != np.uint8 and not np.isfinite(obs[playing]).all():
+            raise EnvError(_not_finite(name, "an observation"))
         if initial_state is not None:
             chosen, state[playing] = act(obs[playing], state[playing])
         else:
@@ -246,6 +249,8 @@ def _play(
             running[number] += float(reward)
             length[number] += 1
             if terminated or truncated or made.is_too_long(int(length[number])):
+                if not math.isfinite(running[number]):
+                    raise EnvError(_not_finite(name, "a reward"))
                 returns.append(float(running[number]))
                 lengths.append(int(length[number]))
                 running[number], length[number] = 0.0, 0
@@ -258,3 +263,10 @@ def _play(
                 masks[number] = reader.one(info)
         playing = playing[left[playing] > 0]
     return Evaluation(np.array(returns), np.array(lengths))
+
+
+def _not_finite(env: str, what: str) -> str:
+    return (
+        f"{env} returned {what} that is NaN or infinite in an evaluation, whose score would mean nothing. Fix the "
+        "environment, or clip its values with a gymnasium wrapper."
+    )
