@@ -38,5 +38,6 @@ class EnvironmentActions:
             return shifted.astype(self._dtype, copy=not self._are_numbers)
         # Rounded before, as that may leave the bounds; whole numbers after, as those of other dtypes may not fit.
         rounded = actions.astype(self._dtype, copy=False) if self._rounds else actions
-        clipped: np.ndarray = np.clip(rounded, *self._bounds)
+        low, high = self._bounds
+        clipped: np.ndarray = np.minimum(np.maximum(rounded, low), high)  # as np.clip, in half the time
         return clipped.astype(self._dtype, copy=False)
