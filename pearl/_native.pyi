@@ -340,6 +340,7 @@ class PpoLearner:
         optimizer: Optimizer,
         steps: np.ndarray,
         masks: np.ndarray | None = None,
+        values: np.ndarray | None = None,
     ) -> dict[str, float]: ...
 
 class RolloutPolicy:

@@ -162,7 +162,7 @@ def exact_parts(networks: PolicyAndValue, trainer: PPO, rows: dict[str, torch.Te
     surrogate = torch.min(ratio * advantage, torch.clamp(ratio, 1 - clip, 1 + clip) * advantage)
     error = (value - rows["ret"]) ** 2
     if trainer.value_clip_range > 0:
-        old = rows["ret"] - rows["advantage"]
+        old = rows["value"] if "value" in rows else rows["ret"] - rows["advantage"]
         clipped = old + torch.clamp(value - old, -trainer.value_clip_range, trainer.value_clip_range)
         error = torch.max(error, (clipped - rows["ret"]) ** 2)
     parts = {
@@ -314,6 +314,18 @@ def test_training_is_that_of_float64(space: spaces.Space[Any], options: dict[str
     assert exact.metrics["minibatches"] == 12  # the last of an epoch has 7 rows
     assert trainer.gradient_steps == 12
     assert 0.0 < exact.metrics["clip_fraction"] < 1.0
+
+
+@each_learner
+def test_values_are_clipped_around_those_that_a_rollout_states(learner: Any) -> None:
+    trainer = made(SPACES["Box"], value_clip_range=0.1)
+    rollout = rollout_of(trainer, 40)
+    rollout["value"] = rollout["ret"] + np.random.default_rng(4).normal(0.0, 0.5, 40).astype(np.float32)
+    exact = exact_training(trainer, rollout, 2, 16)
+    trained = learner(trainer, epochs=2, batch_size=16)
+    assert_trained(trainer, trained.train(rollout), exact)
+    with pytest.raises(TrainerError, match=r"Column 'value' of a rollout of 40 rows has shape \(40,\); found \(39,\)"):
+        trained.train({**rollout, "value": rollout["value"][1:]})
 
 
 @each_variant

@@ -493,8 +493,8 @@ def test_minibatches_must_divide_the_rollout() -> None:
 # --- the Learner's loop ---
 
 
-def through_the_loop(spec: RolloutSpec, ends: np.ndarray) -> tuple[int, float, np.ndarray, np.ndarray]:
-    """One rollout in the Learner's loop: its minibatches and td_error, its advantages, and how the weights moved.
+def through_the_loop(spec: RolloutSpec, ends: np.ndarray) -> tuple[int, float, RolloutBuffer, np.ndarray]:
+    """One rollout in the Learner's loop: its minibatches and td_error, its buffer, and how the weights moved.
 
     `ends` is `(horizon, envs)`. Values are 5 and rewards 1, but 0 where an environment was reset in place of a step.
     """
@@ -525,7 +525,7 @@ def through_the_loop(spec: RolloutSpec, ends: np.ndarray) -> tuple[int, float, n
     found = ldq.peek()
     assert found is not None
     told, _ = found
-    return int(told["minibatches"][0]), float(told["td_error"][0]), buffer.rewards, after - before
+    return int(told["minibatches"][0]), float(told["td_error"][0]), buffer, after - before
 
 
 @pytest.mark.filterwarnings("error")
@@ -540,9 +540,18 @@ def test_a_rollout_of_nothing_but_resets_is_not_trained_on(bits: int) -> None:
 
 def test_resets_are_not_among_the_advantages_that_are_told() -> None:
     ends = np.array([[GOES_ON, ENDED], [ENDED, NO_STEP], [NO_STEP, GOES_ON]], np.uint8)
-    minibatches, td_error, advantages, _ = through_the_loop(RolloutSpec(horizon=3), ends)
+    minibatches, td_error, buffer, _ = through_the_loop(RolloutSpec(horizon=3), ends)
     assert minibatches == 2
-    assert td_error == pytest.approx(np.abs(advantages[ends != NO_STEP]).mean())
+    assert td_error == pytest.approx(np.abs(buffer.rewards[ends != NO_STEP]).mean())
+
+
+def test_vtrace_clips_values_around_those_of_the_present_policy() -> None:
+    spec = RolloutSpec(horizon=3, policy_lag=1, correction="vtrace", gae_lambda=0.5)
+    _, _, buffer, _ = through_the_loop(spec, np.full((3, 2), GOES_ON, np.uint8))
+    trainer = make_trainer(TinyPPO, *spaces_of("CartPole-v1"), seed=1)
+    flat, value = buffer.flat(), float(trainer.values(torch.zeros(1, 4)).detach())
+    np.testing.assert_allclose(flat["value"], value, atol=1e-6)
+    assert np.abs(flat["ret"] - flat["advantage"] - value).max() > 0.1
 
 
 @pytest.mark.parametrize(

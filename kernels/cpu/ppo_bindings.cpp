@@ -50,9 +50,9 @@ std::unique_ptr<HeldPpo> make_ppo(const learner::Network& policy, const learner:
 }
 
 py::dict train_ppo(HeldPpo& ppo, const Floats& obs, const py::array& actions, const Floats& log_probs,
-                   const Floats& advantages, const Floats& returns, const std::optional<Rows>& rows,
-                   std::size_t epochs, std::size_t batch_size, std::uint64_t seed, HeldOptimizer& optimizer,
-                   Rows& steps, const std::optional<Array<std::uint8_t>>& masks) {
+                   const Floats& advantages, const Floats& returns, const std::optional<Rows>& rows, std::size_t epochs,
+                   std::size_t batch_size, std::uint64_t seed, HeldOptimizer& optimizer, Rows& steps,
+                   const std::optional<Array<std::uint8_t>>& masks, const std::optional<Floats>& values) {
   const learner::Network& policy = *ppo.networks().policy;
   const std::size_t all = rows_of(log_probs), count = rows ? rows_of(*rows) : all;
   if (count < 1 || epochs < 1 || batch_size < 1)
@@ -66,6 +66,7 @@ py::dict train_ppo(HeldPpo& ppo, const Floats& obs, const py::array& actions, co
   check_rows(returns, "ret", all, 1);
   if (rows) check_rows(*rows, "rows", count, 1);
   if (masks) check_rows(*masks, "action_mask", all, ppo.networks().distribution.outputs());
+  if (values) check_rows(*values, "value", all, 1);
   check_parameters(optimizer, "network", policy.parameters());
   check_size(steps, "steps", 1);
   const learner::Rollout rollout = {all,
@@ -74,7 +75,8 @@ py::dict train_ppo(HeldPpo& ppo, const Floats& obs, const py::array& actions, co
                                     log_probs.data(),
                                     advantages.data(),
                                     returns.data(),
-                                    masks ? masks->data() : nullptr};
+                                    masks ? masks->data() : nullptr,
+                                    values ? values->data() : nullptr};
   const learner::PpoSchedule schedule = {rows ? rows->data() : nullptr, count, epochs, batch_size, seed};
   std::int64_t* counter = steps.mutable_data();
   learner::PpoMetrics metrics;
@@ -149,7 +151,8 @@ void bind_ppo(py::module_& m) {
       .def("train", &train_ppo, py::arg("obs").noconvert(), py::arg("actions"), py::arg("log_probs").noconvert(),
            py::arg("advantages").noconvert(), py::arg("returns").noconvert(), py::arg("rows").noconvert(),
            py::arg("epochs"), py::arg("batch_size"), py::arg("seed"), py::arg("optimizer"),
-           py::arg("steps").noconvert(), py::arg("masks").noconvert() = py::none());
+           py::arg("steps").noconvert(), py::arg("masks").noconvert() = py::none(),
+           py::arg("values").noconvert() = py::none());
 
   py::class_<learner::RolloutPolicy>(m, "RolloutPolicy")
       .def(py::init(&make_policy), py::arg("policy"), py::arg("value"), py::arg("sizes"), py::arg("size"),

@@ -141,10 +141,11 @@ class RolloutLearner(Protocol):
         """Train on the columns of a rollout, `(count, *shape)` each; returns the parts of the loss, averaged.
 
         The columns are `obs`, `action`, `log_prob`, `advantage` and `ret` (float32, but int64 for actions that are
-        numbers, and uint8 for observations of bytes); with action masks also `action_mask` (uint8). `rows` `(n,)` int64
-        are those that are transitions, ascending; None: all are. Minibatches of an epoch are the rows in an order drawn
-        by Philox, the same on every device; the last one may be smaller. The result also has `minibatches`, the steps
-        made, and `epochs`, begun.
+        numbers, and uint8 for observations of bytes); with action masks also `action_mask` (uint8). `value`
+        (float32) are the values from which value clipping counts; without it they are `ret - advantage`. `rows` `(n,)`
+        int64 are those that are transitions, ascending; None: all are. Minibatches of an epoch are the rows in an order
+        drawn by Philox, the same on every device; the last one may be smaller. The result also has `minibatches`, the
+        steps made, and `epochs`, begun.
 
         Of a recurrent policy there are also `begins` `(count,)` bool, whether an episode begins with the step, and
         `state` `(sequences of an environment, envs, size)`, the states before the sequences that divide each

@@ -13,7 +13,7 @@ from pearl.errors import ConfigurationError, TrainerError
 from pearl.lazy_torch import torch
 from pearl.learner.torch_learner import least_step_us
 from pearl.learner.trainer_learner import TrainerRolloutLearner
-from pearl.rollout.columns import BEGINS, rows_of_sequences
+from pearl.rollout.columns import BEGINS, VALUE, rows_of_sequences
 from pearl.spec import STATE
 
 
@@ -53,7 +53,8 @@ class TorchRolloutLearner(TrainerRolloutLearner):
         columns = [torch.from_numpy(column).to(self.device) for column in self.columns_of(rollout)]
         obs, action, log_prob, advantage, ret, *masks = columns
         obs = obs.reshape(len(obs), *self.trainer.input_shape)
-        whole = Minibatch(obs, action, log_prob, ret - advantage, advantage, ret, *masks)
+        old = torch.from_numpy(rollout[VALUE]).to(self.device) if VALUE in rollout else ret - advantage
+        whole = Minibatch(obs, action, log_prob, old, advantage, ret, *masks)
         if rows is not None and not len(rows):
             raise TrainerError("Training needs at least one row; found none.")
         divided = _Transitions(whole, rows) if STATE not in rollout else self._sequences(whole, rows, rollout)

@@ -13,6 +13,7 @@ from pearl.algorithms.trainer import concatenated, load_concatenated, policy_arr
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.lazy_torch import torch
 from pearl.learner.protocol import Learner, RolloutLearner
+from pearl.rollout.columns import VALUE
 from pearl.spec import ACTION_MASK
 
 T = TypeVar("T")
@@ -92,7 +93,7 @@ class TrainerRolloutLearner(_OfTrainer[OnPolicyTrainer], RolloutLearner):
         if missing:
             raise TrainerError(f"A rollout has the columns {', '.join(names)}; missing: {', '.join(missing)}.")
         rows = len(rollout["ret"])
-        for name in names:
+        for name in (*names, *({VALUE} & rollout.keys())):
             shape, found = (rows, *self._shapes.get(name, ())), rollout[name].shape
             if found[:1] != (rows,) or math.prod(found) != math.prod(shape):
                 raise TrainerError(f"Column {name!r} of a rollout of {rows} rows has shape {shape}; found {found}.")

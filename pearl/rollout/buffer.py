@@ -35,6 +35,8 @@ class RolloutBuffer:
         shape = (self.horizon, self.envs)
         self.columns = {f.name: np.empty((*shape, *f.shape), f.dtype) for f in transition.fields}
         self.last_values = np.empty(self.envs, np.float32)
+        # V-trace: the present policy's values, which its returns less its advantages do not give.
+        self.old_values = np.empty(shape, np.float32) if rollout.correction == "vtrace" else None
         self.states: np.ndarray | None = None
         for field in message_fields(transition, self.horizon, self.envs):
             if field.name == STATE:
@@ -57,13 +59,16 @@ class RolloutBuffer:
     def flat(self) -> dict[str, np.ndarray]:
         """The Learner's columns, `(horizon * envs, *shape)` views; advantages must have been estimated.
 
-        Of a recurrent policy also `begins` `(horizon * envs,)` bool, whether an episode begins with the step, and
-        `state`, which is `states`. A rollout's first steps count as going on: their states say what was before.
+        With V-trace also `value`. Of a recurrent policy also `begins` `(horizon * envs,)` bool, whether an episode
+        begins with the step, and `state`, which is `states`. A rollout's first steps count as going on: their states
+        say what was before.
         """
         named = {OBS: OBS, ACTION: ACTION, LOG_PROB: LOG_PROB, ADVANTAGE: REWARD, RETURN: VALUE}
         named |= {name: name for name in (ACTION_MASK,) if name in self.columns}
         rows = self.horizon * self.envs
         found = {name: self.columns[of].reshape(rows, *self.columns[of].shape[2:]) for name, of in named.items()}
+        if self.old_values is not None:
+            found[VALUE] = self.old_values.reshape(rows)
         if self.states is not None:
             begins = np.zeros((self.horizon, self.envs), bool)
             begins[1:] = self.ends[:-1] != GOES_ON

@@ -275,7 +275,8 @@ class RolloutWorker(Worker):
         log_prob, values = present_policy(self._trainer, buffer.flat())
         log_ratios = log_prob.reshape(buffer.ends.shape) - buffer.log_probs
         buffer.log_probs += log_ratios
-        buffer.values[:] = values.reshape(buffer.ends.shape)
+        assert buffer.old_values is not None
+        buffer.values[:] = buffer.old_values[:] = values.reshape(buffer.ends.shape)
         self._preparation.correct(buffer.rewards, buffer.values, *known, log_ratios)
 
     def seconds(self) -> Mapping[str, float]:

@@ -217,7 +217,7 @@ void PpoLearner::load(PpoWorker& worker, const Minibatch& batch, std::size_t beg
 // with the probability p of the action, the advantage A, the value v, the return R and the entropy H. By the log
 // probability, the first part has the derivative -r A, but 0 where clip(r) is the smaller product: where r > 1 + range
 // and A > 0, or r < 1 - range and A < 0. With value clipping, the squared error is the larger one of v and of
-// v_old + clip(v - v_old), whose derivative by v is 0 beyond the range. v_old is R - A.
+// v_old + clip(v - v_old), whose derivative by v is 0 beyond the range. v_old is R - A unless the rollout states it.
 void PpoLearner::differentiate_policy(PpoWorker& worker, const Minibatch& batch, std::size_t begin, std::size_t panel,
                                       std::size_t count) const {
   const bool categorical = networks_.distribution.categorical();
@@ -242,7 +242,8 @@ void PpoLearner::differentiate_values(PpoWorker& worker, const Minibatch& batch,
   const std::int64_t* const rows = batch.rows + begin;
   for (std::size_t c = 0; c < count; ++c) {
     worker.target[c] = batch.rollout.returns[rows[c]];
-    worker.old_value[c] = worker.target[c] - batch.rollout.advantages[rows[c]];
+    worker.old_value[c] = batch.rollout.values == nullptr ? worker.target[c] - batch.rollout.advantages[rows[c]]
+                                                          : batch.rollout.values[rows[c]];
   }
   const std::size_t output = networks_.value->output();
   const PpoValueRows of_values = {worker.value.value(output, panel), worker.old_value.data(), worker.target.data()};

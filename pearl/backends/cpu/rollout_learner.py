@@ -27,6 +27,7 @@ from pearl.learner.native_plan import (
 from pearl.learner.native_rules import known_clipped_step, require_cpu
 from pearl.learner.trainer_learner import TrainerRolloutLearner
 from pearl.moments import OBSERVATION_CLIP
+from pearl.rollout.columns import VALUE
 from pearl.spec import ACTION_MASK
 
 _FLOAT, _INTEGER, _BYTE = np.dtype(np.float32), np.dtype(np.int64), np.dtype(np.uint8)
@@ -97,7 +98,8 @@ class NativeRolloutLearner(TrainerRolloutLearner):
             self.seed,
             self._optimizer.native,
             self.trainer.step_count,
-            *(kernel_column(ACTION_MASK, mask, _BYTE) for mask in masks),
+            kernel_column(ACTION_MASK, masks[0], _BYTE) if masks else None,
+            kernel_column(VALUE, rollout[VALUE], _FLOAT) if VALUE in rollout else None,
         )
         if not scalars["max_grad_norm"] or not found["minibatches"]:
             del found["gradient_norm"]

@@ -27,6 +27,7 @@ struct Rollout {
   const void* actions;                            // (rows, size): std::int64_t of parts, else float
   const float *log_probs, *advantages, *returns;  // (rows,)
   const std::uint8_t* masks = nullptr;  // (rows, outputs) of parts: 0 where a choice is forbidden; null: all allowed
+  const float* values = nullptr;        // (rows,), from which value clipping counts; null: returns less advantages
 };
 
 // Which rows are trained on, how often and in which order: that of `shuffle` with `seed` and the count of steps so far.
