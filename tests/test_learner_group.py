@@ -427,6 +427,17 @@ def test_each_learner_draws_noise_with_a_seed_of_its_own():
     assert [trainer.seed for trainer in made] == [setup.trainer_seed(rank) for rank in range(2)]
 
 
+def test_loaded_states_have_the_learning_rates_of_the_settings(tmp_path):
+    setup = setup_of()
+    local, averager = local_learner(setup, [[0, 0], [1, 1]])
+    write_state(tmp_path / "state", *local.state())
+    slower = functools.partial(setup.make_trainer, learning_rate=1e-5)
+    again = LearnerSetup(**{**vars(setup), "make_trainer": slower})
+    resumed = LocalLearner(again, 0, lambda layout: averager, tmp_path / "state")
+    assert resumed.state()[1]["stated-learning_rate"] == 1e-5
+    assert resumed._trainer.parts.optimizer.param_groups[0]["lr"] == pytest.approx(1e-5)
+
+
 def test_damaged_states_are_refused(tmp_path):
     setup = setup_of()
     local, _ = local_learner(setup, [[0, 0], [1, 1]])

@@ -26,7 +26,8 @@ from pearl.runtime.launch import shown
 def _suggest(
     env: Annotated[str, typer.Argument(help="The environment's Gymnasium name, such as CartPole-v1.")],
     algorithm: Annotated[
-        str | None, typer.Option(help="One of pearl.algorithms, such as TD3. Default: the one that fits the environment.")
+        str | None,
+        typer.Option(help="One of pearl.algorithms, such as TD3. Default: the one that fits the environment."),
     ] = None,
     module: Annotated[
         str | None, typer.Option(help="The module, or file.py, that registers the environment. It is imported.")

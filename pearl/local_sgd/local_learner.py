@@ -30,6 +30,7 @@ from pearl.replay.banked import BankBatch, share_of_batch
 from pearl.replay.storage import DataStorage
 from pearl.runtime.checkpoint_files import saved_count
 from pearl.runtime.experience import ReplayExperience
+from pearl.runtime.trainer_state import saved_rates, stated_rates
 from pearl.spec import FieldSpec, MomentsRule, ReplaySpec, TransitionSpec
 
 BETA, PROGRESS = "beta", "progress"  # fields of each message, after the columns of the transitions
@@ -277,7 +278,7 @@ class LocalLearner:
     def state(self) -> tuple[Arrays, Scalars]:
         """Bank, networks, optimizers and counts, for a checkpoint."""
         arrays, scalars = ReplayExperience(self._bank, self._storage).state()
-        scalars |= {"steps": self._steps, "inserted": self._inserted}
+        scalars |= {"steps": self._steps, "inserted": self._inserted, **stated_rates(self._trainer)}
         if hasattr(self._trainer, "gradient_steps"):
             scalars["gradient_steps"] = int(self._trainer.gradient_steps)
         return {**arrays, **trainer_arrays(self._trainer)}, scalars
@@ -288,7 +289,10 @@ class LocalLearner:
             return
         arrays, scalars = found
         ReplayExperience(self._bank, self._storage).load(arrays, scalars, folder)
+        rates = saved_rates(self._trainer, scalars, folder)
         load_trainer(self._trainer, arrays)
+        if isinstance(self._trainer, Trainer):
+            self._trainer.restate_rates(rates)  # the host says what changed
         self._steps, self._inserted = (saved_count(scalars, name, folder) for name in ("steps", "inserted"))
         if hasattr(self._trainer, "gradient_steps"):
             self._trainer.gradient_steps = saved_count(scalars, "gradient_steps", folder)

@@ -20,6 +20,7 @@ from pearl.recorder import Event
 from pearl.runtime.checkpoint_files import refuse, saved_count
 from pearl.runtime.data_flow import OffPolicy
 from pearl.runtime.experience import check_replay, part
+from pearl.runtime.trainer_state import RATE_PREFIX
 from pearl.runtime.workers import LearnerSide
 
 logger = logging.getLogger("pearl.local_sgd")
@@ -251,7 +252,7 @@ class LearnersExperience:
             return False
         if kind == "arrays":
             return rest.startswith(("replay/", "storage/", TRAINER))
-        return rest.startswith(("replay/", "storage/")) or rest in (*_COUNTS, "gradient_steps")
+        return rest.startswith(("replay/", "storage/", RATE_PREFIX)) or rest in (*_COUNTS, "gradient_steps")
 
     def check(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, Any], where: Path) -> None:
         """Each Learner's rows, counts and priorities fit together; a Learner that had died has none of them."""

@@ -25,6 +25,8 @@ from pearl.runtime.trainer_state import (
     load_module_tensors,
     module_tensors,
     restore_torch_random,
+    saved_rates,
+    stated_rates,
     torch_random_tensors,
 )
 
@@ -32,7 +34,6 @@ logger = logging.getLogger("pearl.runtime")
 
 _RETURN_WINDOW = 100
 BEST_PREFIX = "best-"  # prefix of the best weights' tensor groups and scalars; no attribute has a hyphen
-_RATE_PREFIX = "stated-"  # of the scalars with the learning rates that were set
 _CALLBACKS = "callbacks"  # the scalar with their states, as JSON
 _BEST_SCALARS = ("mean", "episodes", "env_steps", "gradient_steps")
 
@@ -139,7 +140,7 @@ class RunState:
         scalars = {**counters.to_scalars(), **own}
         if self.callbacks is not None:
             scalars[_CALLBACKS] = self.callbacks.states()
-        scalars |= {f"{_RATE_PREFIX}{name}": rate for name, rate in self._stated_rates().items()}
+        scalars |= stated_rates(self.trainer)
         tensors = module_tensors(self.trainer)
         if random := torch_random_tensors():
             tensors[RANDOM_GROUP] = {**random}
@@ -160,7 +161,7 @@ class RunState:
         if counters.env_steps != state.step:
             refuse(directory, "env_steps", f"its step, {state.step}", counters.env_steps)
         best = self._saved_best(state, counters, directory)
-        rates = self._saved_rates(state, directory)
+        rates = saved_rates(self.trainer, state.counters, directory)
         self._check_names(state, directory)
         self._check_conflict(state, directory)
         self.experience.check(state.arrays, state.counters, directory)
@@ -198,22 +199,10 @@ class RunState:
                 "env_kwargs that it was trained with, or start without --resume."
             )
 
-    def _stated_rates(self) -> dict[str, float]:
-        return self.trainer.stated_rates if isinstance(self.trainer, Trainer) else {}
-
-    def _saved_rates(self, state: CheckpointState, where: Path) -> dict[str, float]:
-        rates = {}
-        for name, rate in part(state.counters, _RATE_PREFIX).items():
-            if name in self._stated_rates():
-                if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
-                    refuse(where, f"{_RATE_PREFIX}{name}", "a number above 0", rate)
-                rates[name] = float(rate)
-        return rates
-
     def _check_names(self, state: CheckpointState, where: Path) -> None:
         """Refuse unknown names: their values would be missing from the next checkpoint."""
         known = {*vars(Counters()), _CALLBACKS, *(f"{BEST_PREFIX}{name}" for name in _BEST_SCALARS)}
-        known |= {f"{_RATE_PREFIX}{name}" for name in self._stated_rates()}
+        known |= stated_rates(self.trainer).keys()
         for kind, names in (("counters", state.counters), ("arrays", state.arrays)):
             if unknown := [n for n in names if n not in known and not self.experience.knows(kind, n)]:
                 refuse(where, f"each of the {kind}", "one that a run has", unknown[0])

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,12 @@ from pearl.algorithms.arrays import Array, ArrayAdam, ArrayModule, ArrayParts, A
 from pearl.algorithms.trainer import Trainer, arrays_of
 from pearl.errors import CheckpointError
 from pearl.lazy_torch import is_imported, is_tensor, torch
-from pearl.runtime.checkpoint_files import JsonValue, Stored, Tensors
+from pearl.runtime.checkpoint_files import JsonValue, Stored, Tensors, refuse
 from pearl.runtime.state_form import check_optimizer_state, check_scheduler_state
 from pearl.spec import OBSERVATION_STATISTICS
 
 RANDOM_GROUP = "random"  # torch's random states; never part of a trainer
+RATE_PREFIX = "stated-"  # of the scalars with the learning rates that were set
 
 _RANDOM_DEVICE = re.compile(r"cpu|cuda\.[0-9]{1,3}")
 _SCALARS = "scalars.json"  # the tensor that holds, as UTF-8 bytes, the part of a state dict that is not tensors
@@ -45,6 +48,26 @@ def module_tensors(trainer: object) -> dict[str, dict[str, Stored]]:
     if own is not None:
         return {group: {name: _copied(t) for name, t in tensors.items()} for group, tensors in own().items()}
     return {name: _group_of(name, value) for name, value in stateful_attributes(trainer).items()}
+
+
+def stated_rates(trainer: object) -> dict[str, float]:
+    """The learning rates that the trainer's settings state, for a checkpoint's scalars."""
+    found = trainer.stated_rates if isinstance(trainer, Trainer) else {}
+    return {f"{RATE_PREFIX}{name}": rate for name, rate in found.items()}
+
+
+def saved_rates(trainer: object, scalars: Mapping[str, Any], where: Path) -> dict[str, float]:
+    """What `stated_rates` gave when the checkpoint in `where` was written, for `Trainer.restate_rates`.
+
+    Checkpoints of versions before this one have none. Raises CheckpointError for what is no rate.
+    """
+    rates = {}
+    for name in stated_rates(trainer).keys() & scalars.keys():
+        rate = scalars[name]
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < math.inf:
+            refuse(where, name, "a number above 0", rate)
+        rates[name.removeprefix(RATE_PREFIX)] = float(rate)
+    return rates
 
 
 def network_groups(trainer: object) -> list[str]:
