@@ -182,6 +182,21 @@ def test_observations_that_are_no_stacks_are_named() -> None:
     assert (storage.frames, storage.inserted) == (120, 15), "nothing changed"
 
 
+def test_a_full_storage_takes_as_many_rows_at_once_as_it_has() -> None:
+    spec = transitions_of(4, (3, 5))
+    games, once, whole = Games(spec, 1, 1, 0, 100), FrameStorage(spec, 60), DataStorage(spec, 60)
+    for count in (60, 60, 45, 60):
+        steps = [games.step() for _ in range(count)]
+        rows = {name: np.concatenate([step[name] for step in steps]) for name in steps[0]}
+        assert np.array_equal(once.insert(rows), whole.insert(rows))
+        same(once, whole, np.arange(60))
+        numbers, before = np.random.default_rng(count), once.frames
+        with pytest.raises(CapacityError, match="are no stacks"):
+            once.insert({name: numbers.integers(0, 99, c.shape).astype(c.dtype) for name, c in rows.items()})
+        assert once.frames == before
+    same(once, whole, np.arange(60))
+
+
 def test_the_replay_of_a_program_is_made_with_the_setting() -> None:
     spec, actors, train = transitions_of(4, (8, 8)), ActorSpec("CartPole-v1"), TrainSpec()
     made = make_storage(spec, ReplaySpec(100, share_frames=True), actors, train, None)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from pearl.spec import NEXT_OBS, OBS, OBSERVATION_STATISTICS, FieldSpec, ReplayS
 
 FRAMES = "frames"  # the name under which the frames are saved; `obs` and `next_obs` are then their places
 _PLACE = "int32"
+_NOWHERE = np.empty(0, _PLACE)
 _WORD_SIZES = (8, 4, 2, 1)
 # Frames that an episode has in addition to one for each of its steps (its first one) are few: room for episodes of two
 # steps. Memory is committed where frames are written, so that room that is not needed costs none.
@@ -157,16 +158,23 @@ class FrameStorage:
         if not count:
             return slots
         stacks = np.concatenate([rows[OBS], rows[NEXT_OBS]]).reshape(2 * count * self._stack, *self._frames.shape[1:])
-        places = self._places(stacks).reshape(2, count, self._stack)
-        np.add.at(self._shown, places, 1)
         replaced = slots[slots < self.size]
-        before = [self._rows.gather_column(name, replaced) for name in (OBS, NEXT_OBS)]
+        before = np.concatenate([self._rows.gather_column(name, replaced) for name in (OBS, NEXT_OBS)])
+        np.subtract.at(self._shown, before, 1)
+        try:
+            places = self._places(stacks, np.unique(before)).reshape(2, count, self._stack)
+        except (CapacityError, ReplayError):
+            np.add.at(self._shown, before, 1)
+            raise
+        np.add.at(self._shown, places, 1)
         self._rows.insert({**rows, OBS: places[0], NEXT_OBS: places[1]}, count)
-        self._drop(np.concatenate(before))
         return slots
 
-    def _places(self, frames: np.ndarray) -> np.ndarray:
-        """Where the frames `(n, *frame)` are, of which the new ones are stored."""
+    def _places(self, frames: np.ndarray, left: np.ndarray = _NOWHERE) -> np.ndarray:
+        """Where the frames `(n, *frame)` are, of which the new ones are stored.
+
+        Of the places `left`, from which rows go away, those that nothing shows any more are free for them.
+        """
         numbers = np.ascontiguousarray(frames).reshape(len(frames), math.prod(frames.shape[1:]))
         words = numbers.view(self._words.dtype)
         hashes = words.astype(np.uint64, copy=False) @ self._factors
@@ -175,7 +183,8 @@ class FrameStorage:
             raise ReplayError("Two different frames have the same 64-bit hash: leave share_frames out.")
         found = [self._found.get(key, -1) for key in different.tolist()]
         new = sum(place < 0 for place in found)
-        if new > len(self._free) + len(self._frames) - self._used:
+        unshown = np.setdiff1d(left[self._shown[left] == 0], found)
+        if new > len(self._free) + len(unshown) + len(self._frames) - self._used:
             raise CapacityError(
                 f"The observations are no stacks that share their frames: {self.size:,} transitions show "
                 f"{self.frames:,} frames, and {new:,} more do not fit. Leave share_frames out (share_next_obs may do)."
@@ -183,6 +192,7 @@ class FrameStorage:
         known = np.array(found)[which]
         if not np.array_equal(words[known >= 0], self._words[known[known >= 0]]):
             raise ReplayError("Two different frames have the same 64-bit hash: leave share_frames out.")
+        self._release(unshown)
         for number, place in enumerate(found):
             if place < 0:
                 if self._free:
@@ -195,14 +205,8 @@ class FrameStorage:
                 self._found[key], self._hashes[place] = place, key
         return np.array(found, _PLACE)[which]
 
-    def _drop(self, places: np.ndarray) -> None:
-        """Free the frames that no stack shows any more."""
-        np.subtract.at(self._shown, places, 1)
-        self._free_unshown(np.unique(places))
-
-    def _free_unshown(self, places: np.ndarray) -> None:
-        gone = places[self._shown[places] == 0]
-        for key, place in zip(self._hashes[gone].tolist(), gone.tolist(), strict=True):
+    def _release(self, places: np.ndarray) -> None:
+        for key, place in zip(self._hashes[places].tolist(), places.tolist(), strict=True):
             del self._found[key]
             self._free.append(place)
 
@@ -258,7 +262,8 @@ class FrameStorage:
                 assert column is not None
                 column[:size] = moved[column[:size]]
                 np.add.at(self._shown, column[:size], 1)
-            self._free_unshown(np.unique(moved))
+            stored_at = np.unique(moved)
+            self._release(stored_at[self._shown[stored_at] == 0])
 
     def close(self) -> None:
         """Free the memory."""
