@@ -84,9 +84,11 @@ def _of_length(name: str, array: np.ndarray, count: int) -> np.ndarray:
 def check_out(out: Sample, batch_size: int) -> None:
     """Raise ReplayError unless the arrays of `out` can take a batch of `batch_size`."""
     for name, array, dtype in zip(Sample._fields, out, ("int64", "float32", "uint32"), strict=True):
-        if array.dtype != dtype or array.shape != (batch_size,) or not array.flags.c_contiguous:
+        flags = array.flags
+        if array.dtype != dtype or array.shape != (batch_size,) or not (flags.c_contiguous and flags.writeable):
             raise ReplayError(
-                f"out.{name} must be contiguous {dtype} of shape ({batch_size},); found {array.dtype} {array.shape}."
+                f"out.{name} must be contiguous, writeable {dtype} of shape ({batch_size},); found {array.dtype} "
+                f"{array.shape}."
             )
 
 

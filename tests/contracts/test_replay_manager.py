@@ -585,9 +585,15 @@ def test_out_is_filled(manager):
 
 
 def test_out_must_fit(manager):
+    replay, twin = filled(manager), filled(manager)
     out = Sample(np.zeros(16, np.int32), np.zeros(16, np.float32), np.zeros(16, np.uint32))
-    with pytest.raises(ReplayError, match=r"out.indices must be contiguous int64 of shape \(16,\)"):
-        filled(manager).sample(16, out=out)
+    with pytest.raises(ReplayError, match=r"out.indices must be contiguous, writeable int64 of shape \(16,\)"):
+        replay.sample(16, out=out)
+    out = Sample(np.zeros(16, np.int64), np.zeros(16, np.float32), np.zeros(16, np.uint32))
+    out.generations.flags.writeable = False
+    with pytest.raises(ReplayError, match=r"out\.generations must be contiguous, writeable uint32"):
+        replay.sample(16, out=out)
+    assert_same_state(replay, twin)
 
 
 @pytest.mark.parametrize("mode", ["prioritized", "uniform", "top_k", "fifo", "lifo"])
