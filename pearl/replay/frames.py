@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from pearl.errors import CapacityError, ConfigurationError, ReplayError
 from pearl.replay.arguments import as_indices
 from pearl.replay.memory import check_fits
-from pearl.replay.storage import DataStorage, field_of, matching_rows
+from pearl.replay.storage import DataStorage, count_rows, field_of, matching_rows
 from pearl.spec import NEXT_OBS, OBS, OBSERVATION_STATISTICS, FieldSpec, ReplaySpec, TransitionSpec
 
 FRAMES = "frames"  # the name under which the frames are saved; `obs` and `next_obs` are then their places
@@ -152,7 +152,7 @@ class FrameStorage:
         Raises ReplayError as DataStorage does.
         """
         if count is None:
-            count = len(next(iter(columns.values()), ()))
+            count = count_rows(columns)
         rows = dict(zip(self._names, matching_rows(self.spec, columns, count), strict=True))
         slots = self._rows.next_indices(count)
         if not count:

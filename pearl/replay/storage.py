@@ -83,7 +83,7 @@ class StorageOnDevice(Ring, abc.ABC):
         """Store the first `count` rows (all, if None) of each column; return their slots."""
         self._require_open()
         if count is None:
-            count = len(next(iter(columns.values()), ()))
+            count = count_rows(columns)
         indices = self.next_indices(count)
         self._write(self.cursor, count, self._rows(columns, count))
         self.advance(count)
@@ -363,7 +363,7 @@ class DataStorage:
         store = self._open()
         self._require_writer()
         if count is None:
-            count = len(next(iter(columns.values()), ()))
+            count = count_rows(columns)
         if self._unwatched and streams is terminated is truncated is None and type(columns) is dict:
             taken = store.insert(self._ring.cursor, count, columns)
             if taken is not None:
@@ -693,6 +693,18 @@ class DataStorage:
             self._backing.arrays[_PREFIX + name][:] = saved[name] if len(saved[name]) else 0
 
 
+def count_rows(columns: Mapping[str, Any]) -> int:
+    """Rows of the first column; raises ReplayError for a number where there should be rows."""
+    for name, column in columns.items():
+        try:
+            return len(column)
+        except TypeError as error:
+            raise ReplayError(
+                f"Column {name!r} must be an array (rows, *shape), also of a single row; found {column!r}."
+            ) from error
+    return 0
+
+
 def unknown_column(spec: TransitionSpec, name: str) -> ReplayError:
     """The error that `spec` has no column `name`."""
     return ReplayError(f"Transitions have no column {name!r}; they have {[f.name for f in spec.fields]}.")
@@ -816,6 +828,8 @@ def matching_rows(
 def _matching(field: FieldSpec, array: np.ndarray | None, count: int, exact: bool) -> np.ndarray:
     if array is None:
         raise ReplayError(f"Column {field.name!r} is missing.")
+    if not hasattr(array, "ndim"):
+        raise ReplayError(f"Column {field.name!r} must be an array; found {type(array).__name__}.")
     rows = len(array) if array.ndim else -1
     if array.shape[1:] != field.shape or array.dtype != field.dtype or rows < count or (exact and rows != count):
         more = "" if exact else " or more"

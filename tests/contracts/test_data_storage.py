@@ -170,6 +170,9 @@ def test_items_of_every_size_are_gathered_whole(make_storage, item):
         ({"reward": np.zeros(4, np.float64)}, r"Column 'reward' must be float32 .*found float64 \(4,\)"),
         ({"obs": np.zeros((4, 5, 3), np.uint8)}, r"Column 'obs' must be uint8 of shape \(4, 3, 5\).*\(4, 5, 3\)"),
         ({"action": np.zeros(3, np.int64)}, r"Column 'action'.*found int64 \(3,\)"),
+        ({"reward": [0.0] * 4}, "Column 'reward' must be an array; found list"),
+        ({"reward": 0.0}, "Column 'reward' must be an array; found float"),
+        ({"obs": 3}, r"Column 'obs' must be an array \(rows, \*shape\), also of a single row; found 3"),
         ({"colour": np.zeros(4, np.int64)}, "no column 'colour'"),
     ],
 )
