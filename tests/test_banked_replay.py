@@ -241,6 +241,15 @@ def test_bad_insertions_change_nothing():
     assert replay.filled == 0
 
 
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("manager", [NativeReplayManager, ReferenceReplayManager])
+def test_an_update_names_the_slot_that_was_never_inserted_by_its_index_of_the_whole_replay(spread, manager):
+    replay = banked(spread, manager)
+    replay.insert(np.arange(CAPACITY - 1))
+    with pytest.raises(ReplayError, match="Index 23 at position 2 was never inserted: only written slots"):
+        replay.update([3, 1, 23], [1.0, 1.0, 1.0])
+
+
 def test_banks_that_do_not_fit_together_are_refused():
     with pytest.raises(ReplayError, match="at least one bank"):
         BankedReplayManager([])

@@ -233,10 +233,20 @@ class BankedReplayManager:
         with self._lock:
             check_indices(slots, self.capacity)
             check_priorities(values)
-            return sum(
-                bank.update(local, values[rows], None if versions is None else versions[rows])
-                for bank, rows, local in self._by_bank(slots)
-            )
+            done = 0
+            for bank, rows, local in self._by_bank(slots):
+                try:
+                    done += bank.update(local, values[rows], None if versions is None else versions[rows])
+                except ReplayError as error:  # which counts in the bank
+                    unwritten = rows[np.asarray(bank.state_dict()["generations"])[local] == 0]
+                    if not len(unwritten):
+                        raise
+                    position = unwritten[0]
+                    raise ReplayError(
+                        f"Index {slots[position]} at position {position} was never inserted: "
+                        "only written slots can be updated."
+                    ) from error
+            return done
 
     def retrieve(self, indices: ArrayLike) -> np.ndarray:
         """Return exact priorities `(n,)` float32."""
