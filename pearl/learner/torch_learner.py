@@ -103,8 +103,13 @@ class TorchLearner(TrainerLearner[TrainerLike]):
         torch.set_num_threads(self.threads)
 
     def step(self, batch: Mapping[str, np.ndarray | torch.Tensor], weights: np.ndarray | torch.Tensor) -> StepResult:
-        """One step; its metrics are the mean absolute TD error and the trainer's own."""
-        columns = [_tensor(batch[name]) for name in self._batch._fields]
+        """One step; its metrics are the mean absolute TD error and the trainer's own.
+
+        Raises TrainerError for a batch that is empty or lacks a column.
+        """
+        columns = [_tensor(column) for column in self.columns_of(batch, self._batch._fields)]
+        if not len(weights):
+            raise TrainerError("A batch needs at least one transition; found none.")
         result = self.step_on_device(columns, _tensor(weights)).to("cpu", torch.float32).numpy()
         td_error = mean_td_error(result)
         own = self.trainer.metrics() if isinstance(self.trainer, Trainer) else {}

@@ -318,6 +318,21 @@ def test_batches_that_do_not_fit_are_refused(name: str, made: Make) -> None:
 
 
 @each_learner_untrained
+def test_batches_without_rows_or_columns_are_refused(name: str, made: Make) -> None:
+    trainer = Small(OBS, ACTIONS)
+    learner = made(name, trainer)
+    before = trainer._q_flat.parameter.detach().clone()
+    batch, weights = batch_of(0)
+    lacking = {key: column for key, column in batch.items() if key not in ("next_obs", "discount")}
+    with pytest.raises(TrainerError, match=r"Small trains on .*obs, action.*; missing: next_obs, discount\."):
+        learner.step(lacking, weights)
+    if name != "fpga":  # whose kernels are compiled first
+        with pytest.raises(TrainerError, match="A batch needs at least one transition"):
+            learner.step({key: column[:0] for key, column in batch.items()}, weights[:0])
+    assert torch.equal(trainer._q_flat.parameter, before)
+
+
+@each_learner_untrained
 def test_parts_of_another_device_are_not_fused(name: str, made: Make) -> None:
     learner = made(name, Small(OBS, ACTIONS))
     laq, ldq, wsq = GrantQueue(1), ProgressQueue(1, Bell()), WeightSyncQueue(learner.weight_count)

@@ -71,7 +71,8 @@ class NativeLearner(TrainerLearner[Any]):
         actions out of range, and if loss or gradients are not finite: the weights are then unchanged, unless the
         message says that the critics were updated.
         """
-        columns = [self._array(name, batch[name]) for name in self._rule.columns]
+        names = self._rule.columns
+        columns = [self._array(*each) for each in zip(names, self.columns_of(batch, names), strict=True)]
         priorities, metrics = self._rule.step(columns, self._array("weights", weights))
         return StepResult(priorities, metrics["td_error"], metrics)
 

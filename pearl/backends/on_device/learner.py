@@ -81,7 +81,8 @@ class SharedMemoryLearner(TrainerLearner[Any]):
         actions out of range, and if the loss or the gradients are not finite: then no weight has moved, unless the
         message says so. Raises DeviceError if the device fails.
         """
-        columns = [self._array(name, batch[name]) for name in Batch._fields]
+        names = Batch._fields
+        columns = [self._array(*each) for each in zip(names, self.columns_of(batch, names), strict=True)]
         importance = self._array("weights", weights)
         self.refresh()
         trainer = self.trainer
