@@ -96,6 +96,13 @@ def test_a_count_that_is_none_is_refused(policy: SavedPolicy, episodes: Any) -> 
         evaluate_policy(policy, episodes=episodes)
 
 
+@pytest.mark.parametrize("steps", [-1, 2.0, None])
+def test_a_limit_of_steps_that_is_none_is_refused(policy: SavedPolicy, steps: Any) -> None:
+    for play in (evaluate_policy, watch_policy):
+        with pytest.raises(ConfigurationError, match="max_steps must be a whole number of at least 0; found"):
+            play(policy, max_steps=steps)
+
+
 def test_arguments_of_the_environment_and_modules_that_register_it(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def evaluate_policy(
     """
     _check_whole("episodes", episodes, 1)
     _check_whole("seed", seed, 0)
+    _check_whole("max_steps", max_steps, 0)
     spec = _chosen(policy, env, env_kwargs, wrappers)
     envs = EvaluationEnvs(spec, max_steps)
     try:
@@ -100,6 +101,7 @@ def watch_policy(
     """
     _check_whole("episodes", episodes, 1)
     _check_whole("seed", seed, 0)
+    _check_whole("max_steps", max_steps, 0)
     spec = _chosen(policy, env, env_kwargs, wrappers)
     name = spec.env_name
     if video is not None:
