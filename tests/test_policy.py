@@ -190,6 +190,14 @@ def test_an_environments_own_observations_are_prepared(tmp_path: Path, space: An
     expected = policy.predict(rows).tolist()  # prepared observations are taken, too
     assert policy.predict(batch).tolist() == expected
     assert [policy.predict(single) for single in singles] == expected
+    assert policy.predict(none_of(batch)).shape == (0,)
+
+
+def none_of(batch: Any) -> Any:
+    """The batch without rows."""
+    if isinstance(batch, dict):
+        return {name: none_of(part) for name, part in batch.items()}
+    return tuple(map(none_of, batch)) if isinstance(batch, tuple) else batch[:0]
 
 
 @pytest.mark.parametrize(

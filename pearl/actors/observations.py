@@ -118,7 +118,7 @@ def _rows(space: gym.Space[Any], obs: Any, where: str) -> tuple[np.ndarray, bool
             f"Expected {space}, or a batch of it, as {where}; found shape {found.shape} with dtype {found.dtype}."
         )
     single = found.shape == shape
-    flat = found.reshape(1 if single else len(found), -1)
+    flat = found.reshape(1 if single else len(found), math.prod(shape))
     if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         return flat, single
     counts, start = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec), np.ravel(space.start)
