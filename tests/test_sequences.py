@@ -381,7 +381,7 @@ def test_without_next_observations_the_flags_alone_tell_episodes():
         ({"streams": [0, 2]}, r"position 1 must lie in \[0, 2\); found 2"),
         ({"streams": [0, -1]}, "found -1"),
         ({"streams": [0]}, r"one item per row \(2\); found 1"),
-        ({"streams": [0.0, 1.0]}, "whole numbers"),
+        ({"streams": [0.0, 1.0]}, "streams must be whole numbers"),
         ({"streams": [0, 1], "terminated": [1, 0]}, r"terminated must be bool of shape \(2,\); found int64"),
         ({"streams": [0, 1], "truncated": [True]}, r"truncated must be bool of shape \(2,\)"),
     ],

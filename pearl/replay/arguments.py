@@ -47,11 +47,11 @@ def _whole_numbers(name: str, values: ArrayLike, dtype: np.dtype) -> np.ndarray:
     return np.ascontiguousarray(array, dtype)
 
 
-def as_indices(values: ArrayLike) -> np.ndarray:
-    """Return `(n,)` int64; raises ReplayError for anything but a vector of whole numbers."""
+def as_indices(values: ArrayLike, name: str = "indices") -> np.ndarray:
+    """Return `(n,)` int64; raises ReplayError, with `name`, for anything but a vector of whole numbers."""
     if _is_ready(values, _INT64):
         return values  # type: ignore[return-value]
-    return _whole_numbers("indices", values, _INT64)
+    return _whole_numbers(name, values, _INT64)
 
 
 def as_generations(values: ArrayLike, count: int) -> np.ndarray:

@@ -648,7 +648,7 @@ class DataStorage:
             if self.streams != 1:
                 raise ReplayError(f"Rows of {self.streams} streams need `streams`, the stream of each row.")
             return np.zeros(count, np.int64)
-        whose = as_indices(streams)
+        whose = as_indices(streams, "streams")
         if len(whose) != count:
             raise ReplayError(f"streams must have one item per row ({count}); found {len(whose)}.")
         unknown = whose.view(np.uint64) >= self.streams  # negative ones are very large
