@@ -47,6 +47,11 @@ def make_replay_manager(
             f"Leave it out, or choose {' or '.join(others)}."
         )
     given: dict[str, Any] = {"workers": workers} if "workers" in chosen.arguments else {}
+    if workers != 1 and not given:
+        raise ConfigurationError(
+            f"The Replay Manager's backend {backend!r} shares no batches between threads: workers must be 1; found "
+            f'{workers!r}. Leave it out, or choose backend="native".'
+        )
     if device is not None:
         given["device"] = device
     fanout = _DEFAULT_FANOUT if spec.fanout == "auto" else spec.fanout

@@ -678,6 +678,9 @@ def test_backends_come_from_the_registry():
         assert make_replay_manager(spec, seed=0, backend=backend).fanout == 16
         with pytest.raises(ConfigurationError, match=rf"'{backend}' runs on the CPU and takes no device; found 'gpu'"):
             make_replay_manager(spec, seed=0, backend=backend, device="gpu")
+    for backend in sorted(set(replay_managers()) - {"native"}):
+        with pytest.raises(ConfigurationError, match=rf"'{backend}' shares no .*: workers must be 1; found 2\. Leave"):
+            make_replay_manager(spec, seed=0, backend=backend, workers=2)
     with pytest.raises(ConfigurationError, match=r"'abacus'.*known: cuda, fpga, native, reference, sycl"):
         make_replay_manager(spec, seed=0, backend="abacus")
 
