@@ -30,7 +30,8 @@ from typer.testing import CliRunner
 
 import pearl
 from pearl.action_masks import mask_parts
-from pearl.algorithms import RecurrentDQN, RecurrentPPO
+from pearl.actors.observations import prepare
+from pearl.algorithms import DQN, RecurrentDQN, RecurrentPPO
 from pearl.cli import app
 from pearl.errors import MissingExtraError, PolicyError
 from pearl.policy import SavedPolicy, export_policy
@@ -80,6 +81,27 @@ def test_a_safetensors_file_is_a_policy_of_its_own(tmp_path: Path, case: Case) -
     assert not any("target" in name or "critic" in name or "optimizer" in name for name in names)
     with pytest.raises(PolicyError, match="one set of weights"):
         pearl.load_policy(file, "best")
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(4),
+        spaces.Dict(a=spaces.Box(-1, 1, (2,), np.float64), b=spaces.MultiBinary(3)),
+        spaces.Tuple((spaces.Box(0, 255, (2,), np.uint8), spaces.Box(0, 255, (3,), np.uint8))),
+    ],
+    ids=lambda space: type(space).__name__,
+)
+def test_onnx_takes_prepared_observations(tmp_path: Path, space: Any) -> None:
+    pytest.importorskip("onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    case = DQN, spaces.flatten_space(space), spaces.Discrete(5)
+    policy = pearl.load_policy(run_folder(tmp_path / "run", case, unprepared_space=space))
+    session = runtime.InferenceSession(export_policy(policy, tmp_path / "policy.onnx", "onnx"))
+    space.seed(1)
+    own = [space.sample() for _ in range(5)]
+    (found,) = session.run(None, {"observation": np.stack([prepare(space, one) for one in own])})
+    assert found.tolist() == [policy.predict(one) for one in own]
 
 
 # --- masks and states -------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ _TIES = 0.05  # discrete actions may differ in so many observations, where two v
 def export_policy(policy: SavedPolicy, path: str | Path, format: Format) -> Path:
     """Write the policy to the file `path`, which is returned.
 
-    "onnx" and "torchscript" map `observation` `(batch, *obs)`, in the environment's dtype, to `action`
+    "onnx" and "torchscript" map `observation` `(batch, *obs)`, of `policy.observation_dtype`, to `action`
     `(batch, *action)`, as `predict` does with deterministic actions: normalisation, scaling, `tanh` and argmax are in
     the graph, and the batch may have any size. "safetensors" holds the weights that acting needs, and the policy's
     description as metadata: `pearl.load_policy` reads it.
@@ -277,7 +277,7 @@ def _random_observations(policy: SavedPolicy, count: int, seed: int) -> np.ndarr
     """Observations of the space; unbounded elements are normal, so that normalised networks see common values."""
     space = copy.deepcopy(policy.observation_space)
     space.seed(seed)
-    return np.stack([np.asarray(space.sample()) for _ in range(count)]).astype(space.dtype)
+    return np.stack([np.asarray(space.sample()) for _ in range(count)]).astype(policy.observation_dtype)
 
 
 def _compare(policy: SavedPolicy, graph: _Graph, act: Callable[[Arrays], Arrays], what: str) -> None:

@@ -62,6 +62,12 @@ class SavedPolicy:
         return self.description.observation_space
 
     @property
+    def observation_dtype(self) -> np.dtype[Any]:
+        """The dtype of the arrays that the policy takes: the environment's, or of prepared observations `prepare`'s."""
+        space = self.observation_space
+        return np.dtype(space.dtype) if self.description.unprepared_space is None else stored_dtype(space)
+
+    @property
     def action_space(self) -> gym.Space[Any]:
         """The space of one action."""
         return self.description.action_space
@@ -222,17 +228,15 @@ class SavedPolicy:
 
     def _batch_of(self, observation: Any) -> tuple[np.ndarray, bool]:
         """The observations as the networks take them, `(batch, *obs)`, and whether it was a single one."""
-        own, space = self.description.unprepared_space, self.observation_space
-        shape, dtype = tuple(space.shape or ()), np.dtype(space.dtype)
-        if own is not None:
-            dtype = stored_dtype(space)
-            if are_unprepared(own, observation):
-                try:
-                    rows, single = prepare_batch(own, observation)
-                except EnvError as error:
-                    raise PolicyError(f"The policy of {self.env} takes observations of {own}. {error}") from error
-                self._check_finite(rows)
-                return rows, single
+        own, dtype = self.description.unprepared_space, self.observation_dtype
+        shape = tuple(self.observation_space.shape or ())
+        if own is not None and are_unprepared(own, observation):
+            try:
+                rows, single = prepare_batch(own, observation)
+            except EnvError as error:
+                raise PolicyError(f"The policy of {self.env} takes observations of {own}. {error}") from error
+            self._check_finite(rows)
+            return rows, single
         try:
             found = np.asarray(observation)
         except ValueError as error:
