@@ -26,6 +26,7 @@ from pearl.errors import CallbackError, ConfigurationError
 from pearl.runtime import Program, RolloutSession, Session, parse_options
 from pearl.runtime.callback_calls import HOOKS, CallbackCalls
 from pearl.runtime.evaluation import Evaluation
+from pearl.runtime.run_context import Context
 from pearl.spec import ActorSpec, ReplaySpec, RolloutSpec, TrainSpec
 
 
@@ -333,6 +334,16 @@ def test_a_run_with_a_failing_callback_stops_and_is_saved(program: Path, tmp_pat
     assert list((tmp_path / "run/checkpoints").glob("checkpoint-*/manifest.json"))
     assert json.loads((tmp_path / "run/noted.json").read_text())["calls"]["end"] == 1
     assert "Traceback" in (tmp_path / "run/run.log").read_text()
+
+
+def test_a_run_stops_for_a_reason() -> None:
+    reasons: list[str] = []
+    run: Any = Context(types.SimpleNamespace(stop=reasons.append))  # type: ignore[arg-type]
+    run.stop("enough")
+    for nothing in ("", " \n"):
+        with pytest.raises(ConfigurationError, match="stop needs the reason, a text that is not empty; found"):
+            run.stop(nothing)
+    assert reasons == ["enough"]
 
 
 @pytest.mark.slow

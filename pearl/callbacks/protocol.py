@@ -61,7 +61,10 @@ class RunContext(Protocol):
         """A copy of the present policy. Not for `on_step` and `on_rollout`, during which the weights may change."""
 
     def stop(self, reason: str) -> None:
-        """End the run as soon as nothing is under way, with a checkpoint, an evaluation and exit code 0."""
+        """End the run as soon as nothing is under way, with a checkpoint, an evaluation and exit code 0.
+
+        `reason` is shown, and is `stopped` of `summary.json`. ConfigurationError if it is empty.
+        """
 
 
 class Callback(Protocol):

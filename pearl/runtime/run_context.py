@@ -105,7 +105,9 @@ class Context:
 
     def stop(self, reason: str) -> None:
         """End the run."""
-        self._run.stop(str(reason))
+        if not (text := str(reason).strip()):
+            raise ConfigurationError(f"stop needs the reason, a text that is not empty; found {reason!r}.")
+        self._run.stop(text)
 
 
 def _plain(value: object) -> object:
