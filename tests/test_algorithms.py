@@ -536,7 +536,7 @@ def test_a_trainer_may_itself_be_a_module() -> None:
         (WrongInputShape, r"input_shape is \(4,\), but the environment's observations have shape \(6,\)"),
         (WrongNetwork, r"get_action\(\) failed on 64 observations of shape \(6,\).*disagrees"),
         (WrongAction, r"returned shape \(64, 3\) for 64 observations; actions of Discrete\(3\) need \(64,\)"),
-        (NoTensor, r"returned shape \(\) for 64 observations"),
+        (NoTensor, r"must return a tensor of shape \(64,\) for 64 observations; found a int"),
         (Failing, r"Failing\(\) failed: KeyError: 'table'"),
     ],
 )
