@@ -51,7 +51,7 @@ def calibration_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
         patch.setenv("SYCL_CACHE_DIR", compiled)
         patch.setenv("PEARL_CACHE_DIR", str(folder))
         patch.setenv("PEARL_BUDGET_S", "0")  # no test tries programs unless it says so
-        # The emulator's compiler takes three times as long if it optimizes; test_fpga_composer.py lets it.
+        # The emulator's compiler takes three times as long if it optimizes: one test of programs lets it.
         patch.setenv("PEARL_FPGA_OPTIMIZE", os.environ.get("PEARL_FPGA_OPTIMIZE", "0"))
         patch.setenv("PEARL_PLOT", "0")  # a learning curve takes longer than most runs: only with --plot
         yield folder

@@ -108,8 +108,6 @@ class TorchLearner(TrainerLearner[TrainerLike]):
         Raises TrainerError for a batch that is empty or lacks a column.
         """
         columns = [_tensor(column) for column in self.columns_of(batch, self._batch._fields)]
-        if not len(weights):
-            raise TrainerError("A batch needs at least one transition; found none.")
         result = self.step_on_device(columns, _tensor(weights)).to("cpu", torch.float32).numpy()
         td_error = mean_td_error(result)
         own = self.trainer.metrics() if isinstance(self.trainer, Trainer) else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -17,7 +17,7 @@ from pearl.rollout.columns import VALUE
 from pearl.spec import ACTION_MASK
 
 T = TypeVar("T")
-C = TypeVar("C")
+C = TypeVar("C", bound=Sized)
 
 _COLUMNS = ("obs", "action", "log_prob", "advantage", "ret")
 
@@ -71,15 +71,18 @@ class TrainerLearner(_OfTrainer[T], Learner, Generic[T]):
     """The Learner of `trainer`; the policy's tensors must not be replaced while it lives."""
 
     def columns_of(self, batch: Mapping[str, C], names: Sequence[str]) -> list[C]:
-        """The columns of a batch in the order of `names`; TrainerError names those that are missing."""
+        """The columns of a batch in the order of `names`; TrainerError if some are missing, or there are no rows."""
         try:
-            return [batch[name] for name in names]
+            columns = [batch[name] for name in names]
         except KeyError:
             missing = ", ".join(name for name in names if name not in batch)
             raise TrainerError(
                 f"{type(self.trainer).__name__} trains on batches with the columns {', '.join(names)}; missing: "
                 f"{missing}."
             ) from None
+        if not len(columns[0]):
+            raise TrainerError("A batch needs at least one transition; found none.")
+        return columns
 
 
 class TrainerRolloutLearner(_OfTrainer[OnPolicyTrainer], RolloutLearner):
