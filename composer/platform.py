@@ -392,11 +392,15 @@ class Node:
 
 @dataclass(frozen=True)
 class Platform:
-    """The devices of a machine, in the order of the file, and their connections; and the `nodes` of a cluster."""
+    """The devices of a machine, in the order of the file, and their connections; and the `nodes` of a cluster.
+
+    `past_host` are the connections of nodes with anything but the host and themselves.
+    """
 
     devices: tuple[Device, ...]
     connections: tuple[Connection, ...] = ()
     nodes: tuple[Node, ...] = ()
+    past_host: tuple[Connection, ...] = ()
 
     @classmethod
     def from_files(cls, device_path: str | Path, connection_path: str | Path) -> Platform:
@@ -408,8 +412,12 @@ class Platform:
             tuple(device for device in rows if not device.node),
             tuple(link for link in links if not elsewhere & {link.source, link.target}),
         )
-        nodes = (Node(device, here._link_to(device, links)) for device in rows if device.node)
-        return replace(here, nodes=tuple(nodes)) if elsewhere else here
+        if not elsewhere:
+            return here
+        nodes = tuple(Node(device, here._link_to(device, links)) for device in rows if device.node)
+        of_nodes = (link for link in links if elsewhere & {link.source, link.target})
+        past_host = tuple(link for link in of_nodes if len({link.source, link.target, here.host.name}) == 3)
+        return replace(here, nodes=nodes, past_host=past_host)
 
     def _link_to(self, device: Device, links: Sequence[Connection]) -> Connection | None:
         """The first of the links between the host and the device of a node."""
@@ -533,8 +541,9 @@ class Platform:
 
     @property
     def unused_connections(self) -> tuple[Connection, ...]:
-        """The connections between accelerators that programs do not use."""
-        return tuple(c for c in self.connections if not self._is_used(self.device(c.source), self.device(c.target)))
+        """The connections between accelerators, and of nodes past the host, that programs do not use."""
+        unused = (c for c in self.connections if not self._is_used(self.device(c.source), self.device(c.target)))
+        return (*unused, *self.past_host)
 
     def _hop(self, start: Device, end: Device) -> Connection | None:
         row = self._rows.get((start.name, end.name)) or self._rows.get((end.name, start.name))

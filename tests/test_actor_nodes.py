@@ -64,7 +64,8 @@ def platform_of(host: int, *nodes: tuple[int, float]) -> Platform:
 
 
 def test_rows_with_a_node_are_apart_from_the_machine(tmp_path: Path) -> None:
-    files = write_files(tmp_path, (HERE, OTHER, "cpu2,cpu,cpu,,b"), (LINK, "cpu0,cpu0,0.1,20"))
+    links = (LINK, "cpu0,cpu0,0.1,20", "cpu2,cpu1,5,5", "cpu1,cpu1,0.1,20")
+    files = write_files(tmp_path, (HERE, OTHER, "cpu2,cpu,cpu,,b"), links)
     platform = Platform.from_files(*files)
     assert [device.name for device in platform.devices] == ["cpu0"]
     assert [link.target for link in platform.connections] == ["cpu0"]
@@ -72,6 +73,7 @@ def test_rows_with_a_node_are_apart_from_the_machine(tmp_path: Path) -> None:
     assert (first.device.node, first.device.cores) == ("10.0.0.2", 6)
     assert first.link == Connection("cpu0", "cpu1", 100.0, 1.0)
     assert second.link is None
+    assert platform.unused_connections == (Connection("cpu2", "cpu1", 5.0, 5.0),)
 
 
 @pytest.mark.parametrize(
