@@ -5,9 +5,10 @@ the arrays in the host's memory; updates in a graph repeat one batch, which then
 between host and device, each waited for. Gathering Atari transitions from the device's memory, and from the host's,
 where the kernel reads them; with the launch and the wait, beside a copy of as many bytes. Iterations of setting 2
 (sample, gather, train, update; replays of 100,000 transitions, all filled) by the loop in C++; beside them the same
-without the blocks' own memory, so that each operation reads weights and values in the GPU's; PyTorch's
-eager step on the GPU with the native Replay Manager and Data Storage on the host, and the same iteration in torch
-operations alone in a CUDA graph, which neither publishes a policy nor draws noise. With `--compiled`, also compiled.
+without the blocks' own memory, so that each operation reads weights and values in the GPU's, and, where passes run side
+by side, with one after the other; PyTorch's eager step on the GPU with the native Replay Manager and Data Storage on
+the host, and the same iteration in torch operations alone in a CUDA graph, which neither publishes a policy nor draws
+noise. With `--compiled`, also compiled.
 Last, a network of convolutions, trained by torch.
 `--device cuda:emulator` shows that everything works; its times mean nothing.
 """
@@ -134,11 +135,20 @@ def copy_rows(device: str, sizes: tuple[int, ...], repeats: int) -> Iterator[Row
             yield Row.of(case, "us", "lower", pinned, "not pinned", pageable)
 
 
-class ReadsInPlace(CudaLearner):
-    """Without memory of the blocks' own for weights and values."""
+class CutLearner(CudaLearner):
+    """With options for how a step is divided."""
+
+    def __init__(self, trainer: Any, device: str, **cut: Any) -> None:
+        self._cut = cut
+        super().__init__(trainer, device=device)
 
     def _make(self, *arguments: Any) -> Any:
-        return self._module.Learner(*arguments, block_bytes=0)
+        return self._module.Learner(*arguments, **self._cut)
+
+    @property
+    def in_branches(self) -> bool:
+        """Whether passes of the last batch ran side by side."""
+        return bool(self._kernel.branches > 1)
 
 
 def iteration_rows(
@@ -147,7 +157,7 @@ def iteration_rows(
     """Iterations of setting 2 and, unless `alone`, with steps in PyTorch."""
     for case in cases:
         trainer = case.trainer()
-        learner = CudaLearner(trainer, device=device)
+        learner = CutLearner(trainer, device)
         filled = Filled.of(trainer, capacity, _on_device(device))
         for interval in (8, 64):  # how many are one graph
             ours = Loop(learner, filled, case.batch, weight_sync_interval=interval)
@@ -155,9 +165,14 @@ def iteration_rows(
             count = _count(ours.run, iterations)
             times = [ours.run(count) for _ in range(repeats)]
             yield Row.of(f"iteration {case.name}, policy every {interval}", "us", "lower", times)
-        in_place = Loop(ReadsInPlace(case.trainer(), device=device), filled, case.batch, weight_sync_interval=interval)
-        in_place.run(2 * interval)
-        peers: dict[str, Callable[[int], float]] = {"without the blocks' own memory": in_place.run}
+        cuts: dict[str, dict[str, Any]] = {"without the blocks' own memory": {"block_bytes": 0}}
+        if learner.in_branches:
+            cuts["one pass after the other"] = {"branches": False}
+        peers: dict[str, Callable[[int], float]] = {}
+        for name, cut in cuts.items():
+            other = Loop(CutLearner(case.trainer(), device, **cut), filled, case.batch, weight_sync_interval=interval)
+            other.run(2 * interval)
+            peers[name] = other.run
         if not alone:
             peers |= _in_torch(case, trainer, device, capacity, compiled)
         contenders = [ours.run, *peers.values()]

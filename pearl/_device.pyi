@@ -88,7 +88,10 @@ class Learner(AnyLearner):
         slices: int = 0,  # 0: what suits the device
         columns_per_tile: int = 0,
         block_bytes: int = -1,  # of their own memory, that blocks may use; -1: all
+        branches: bool = True,  # passes that do not wait for each other run side by side
     ) -> None: ...
+    @property
+    def branches(self) -> int: ...
 
 class ColumnStore:
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -177,13 +178,15 @@ def test_a_cut_that_the_kernels_cannot_take_is_refused(cut: dict[str, int]) -> N
 
 
 @contextmanager
-def cut_for_threads(slices: int, block_bytes: int = -1) -> Iterator[None]:
+def cut_for_threads(slices: int, block_bytes: int = -1, branches: bool = True) -> Iterator[None]:
     """Learners on CUDA share features among so many rows of 16 threads, beyond 16 rows in several blocks.
 
-    Blocks use so much memory of their own at most; -1: all that there is.
+    Blocks use so much memory of their own at most; -1: all that there is. `branches`: DQN's passes run side by side
+    where they can.
     """
+    cut = partial(_cuda.Learner, slices=slices, block_bytes=block_bytes, branches=branches)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_cuda, "Learner", partial(_cuda.Learner, slices=slices, block_bytes=block_bytes))
+        patch.setattr(_cuda, "Learner", cut)
         yield
 
 
@@ -235,6 +238,27 @@ def test_critics_and_actors_train_alike_wherever_weights_and_values_lie(
         found, expected = (learner.step(*actions_batch(seed, 21, 11, 5)) for learner in (held, in_place))
         np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-4, atol=1e-4)
     assert_alike(ours, theirs, 1e-4)
+
+
+@pytest.mark.usefixtures("copies")
+@pytest.mark.parametrize(("double", "branches"), [(False, 2), (True, 4)])
+def test_passes_side_by_side_are_those_one_after_the_other(double: bool, branches: int) -> None:
+    options: dict[str, Any] = {"hidden_sizes": (64, 100, 32), "double": double, "dueling": double}
+    spaces_of = spaces.Box(-5.0, 5.0, (12,), np.float32), spaces.Discrete(6)
+    torch.manual_seed(3)
+    ours = DQN(*spaces_of, **options)
+    theirs = copy.deepcopy(ours)
+    with cut_for_threads(16):
+        side_by_side = CudaEmulatedLearner(ours)
+    with cut_for_threads(16, branches=False):
+        in_a_row = CudaEmulatedLearner(theirs)
+    for seed, batch, expected in ((0, 21, branches), (1, 16, branches), (2, 150, 1), (3, 21, branches)):
+        steps = [learner.step(*batch_of(seed, batch, 12, 6)) for learner in (side_by_side, in_a_row)]
+        np.testing.assert_array_equal(steps[0].priorities, steps[1].priorities)
+        assert in_a_row._kernel.branches == 1
+        if CUDA == EMULATED:  # a GPU has room for more blocks
+            assert side_by_side._kernel.branches == expected
+    assert_alike(ours, theirs, 0.0)
 
 
 @pytest.mark.usefixtures("copies")

@@ -45,7 +45,7 @@ class EmulatedQueue final : public DeviceQueue {
   // Does `work` when it is due.
   void add(std::function<void()> work);
   void run_pending();
-  std::size_t most_clustered() const override { return 4; }
+  std::size_t most_clustered() const override { return 8; }
   void enqueue(const Kernel& kernel, const LaunchShape& shape, const Argument* arguments, std::size_t count) override;
   std::unique_ptr<const Recording> recorded(const std::function<void()>& work) override;
   void enqueue(const Recording& recording) override;

@@ -198,7 +198,9 @@ bool release_shuffle(std::size_t first, std::size_t end) {
 void run_cluster(std::size_t group, const device::LaunchShape& shape) {
   Block& current = *block;
   const auto lanes = static_cast<unsigned>(shape.lanes), size = static_cast<unsigned>(shape.cluster);
-  const std::vector<BlockMemory> memories = block_memories(shape);
+  const std::vector<BlockMemory> owned = block_memories(shape);
+  std::vector<float*> memories;
+  for (const BlockMemory& memory : owned) memories.push_back(memory.get());
   for (std::size_t t = 0; t < current.threads; ++t) {
     Fiber& fiber = *current.fibers[t];
     const auto thread = static_cast<unsigned>(t % current.block_threads);
@@ -209,7 +211,7 @@ void run_cluster(std::size_t group, const device::LaunchShape& shape) {
                    {static_cast<unsigned>(shape.groups) * size, 1, 1},
                    rank,
                    size,
-                   memories[rank].get()};
+                   memories.data()};
     fiber.copies.assign(1, {});
     fiber.state = State::ready;
     prepare(fiber.context, fiber.stack.get(), kStackBytes, &enter);
@@ -254,7 +256,8 @@ void wait_for_block() { yield(State::at_barrier); }
 void wait_for_cluster() { yield(State::at_cluster_barrier); }
 
 void start_copy(float* to, const float* from, std::size_t bytes) {
-  const auto begin = reinterpret_cast<std::uintptr_t>(here->memory), place = reinterpret_cast<std::uintptr_t>(to);
+  const auto begin = reinterpret_cast<std::uintptr_t>(here->memories[here->rank]);
+  const auto place = reinterpret_cast<std::uintptr_t>(to);
   const bool aligned = place % bytes == 0 && reinterpret_cast<std::uintptr_t>(from) % bytes == 0;
   if (!aligned || place < begin || place + bytes > begin + block->memory_bytes) {
     block->mistake = "A copy of " + std::to_string(bytes) +

@@ -34,8 +34,8 @@ struct Index {
 // The running thread's place, as kernels read it.
 struct Here {
   Index thread, block, threads, blocks;
-  unsigned rank = 0, cluster = 1;  // of the block in its cluster, and the cluster's blocks
-  float* memory = nullptr;         // of the block: what the launch gave it
+  unsigned rank = 0, cluster = 1;    // of the block in its cluster, and the cluster's blocks
+  float* const* memories = nullptr;  // of each block of the cluster: what the launch gave it
 };
 inline constexpr std::size_t kMostCluster = 8;
 extern thread_local const Here* here;
@@ -139,6 +139,7 @@ struct Registered {
 #define gridDim (pearl::emulator::here->blocks)
 
 inline void __syncthreads() { pearl::emulator::wait_for_block(); }
+inline void __syncwarp() {}  // here no instruction needs a warp's threads at one place
 
 namespace pearl::emulator {
 

@@ -293,6 +293,14 @@ PEARL_DEVICE void slope_linear(const Lane& lane, const Instruction& i) {
   i.held != kNone ? slope_linear_of<true>(lane, i) : slope_linear_of<false>(lane, i);
 }
 
+PEARL_DEVICE void send(const Lane& lane, const Instruction& i) {
+  const std::int64_t begin = static_cast<std::int64_t>(i.in) * kLanes;
+  const float* const from = pearl::device::block_memory() + begin;
+  float* const to = pearl::device::block_memory_of(static_cast<unsigned>(i.column)) + begin;
+  for (int four = lane.thread; four < i.in_width * kQuads; four += lane.threads)
+    four_at(to + four * 4) = four_at(from + four * 4);
+}
+
 // Instructions whose loads were started, and how many loads these are.
 struct Started {
   int instructions = 0, loads = 0;
@@ -489,24 +497,43 @@ PEARL_LEARNER_KERNEL pearl_run_tape(const Context* context, const Instruction* t
   const auto* const instructions = reinterpret_cast<const Instruction*>(held.instructions);
   const int group = static_cast<int>(place.group), lane_index = static_cast<int>(place.lane);
   const int rows = static_cast<int>(place.rows), rank = static_cast<int>(pearl::device::cluster_rank());
-  const int blocks = static_cast<int>(pearl::device::cluster_size());
+  // Each block either computes a part of every instruction's features, or runs a tape of its own.
+  const bool branches = c.branches > 1;
+  const int blocks = branches ? 1 : static_cast<int>(pearl::device::cluster_size()),
+            block_of_tape = branches ? 0 : rank;
+  const int length = branches ? count / c.branches : count, first = branches ? rank * length : 0;
+  if (branches) pearl::device::cluster_barrier();  // all blocks run: others may write to their memory
   float* const kept = c.arena + c.arena_features * kLanes * group;
   float* const arena = holds_arena(c) ? pearl::device::block_memory() : kept;
-  const Lane lane{c, arena + lane_index, lane_index,
-                  static_cast<std::int64_t>(group) * kLanes + lane_index, rank * rows + static_cast<int>(place.row),
-                  blocks * rows, block.thread, block.threads, rank, blocks};
+  const Lane lane{c,
+                  arena + lane_index,
+                  lane_index,
+                  static_cast<std::int64_t>(group) * kLanes + lane_index,
+                  block_of_tape * rows + static_cast<int>(place.row),
+                  blocks * rows,
+                  block.thread,
+                  block.threads,
+                  block_of_tape,
+                  blocks};
   Sums scored{};
   Started started;
-  const auto instruction_at = [&](int index) { return index < kHeldInstructions ? instructions[index] : tape[index]; };
-  for (int index = 0; index < count; ++index) {
+  const auto instruction_at = [&](int index) {
+    return first + index < kHeldInstructions ? instructions[first + index] : tape[first + index];
+  };
+  for (int index = 0; index < length; ++index) {
     // In registers: after stores to the arena it would be loaded again.
     const Instruction i = instruction_at(index);
     bring(lane, i, instruction_at, started);
-    // Nothing may leave the loop's body before the barrier: the halves of a warp would come to it one after another.
+    // Nothing may leave the loop's body before a barrier: the halves of a warp would come to it one after another.
     run_instruction(lane, i, step, scored);
-    pearl::device::cluster_barrier();
+    __syncwarp();  // so that whole warps come to one of the barriers
+    if (branches && (i.flags & kJoins) == 0)
+      __syncthreads();
+    else
+      pearl::device::cluster_barrier();
+    if ((i.flags & kEnds) != 0) break;
   }
-  if (holds_arena(c)) {  // for the kernels that move the weights
+  if (holds_arena(c) && rank == 0) {  // for the kernels that move the weights
     const int fours = static_cast<int>(c.arena_features) * kQuads;
 #pragma unroll 4
     for (int four = block.thread; four < fours; four += block.threads)

@@ -127,9 +127,47 @@ struct Pass {
 
 }  // namespace
 
-struct DeviceLearner::Program {
+// A part of a tape that waits for no other, and the features that the rest needs of it.
+struct Branch {
   std::vector<Instruction> tape;
+  int result, width;
+};
+
+struct DeviceLearner::Program {
+  std::vector<Branch> branches;
+  std::vector<Instruction> tape;  // after the branches, but for its first `apart` instructions, which wait for none
+  std::size_t apart = 0;
   std::vector<Tile> tiles;
+
+  // All of it in a row.
+  std::vector<Instruction> whole() const {
+    std::vector<Instruction> all;
+    for (const Branch& branch : branches) all.insert(all.end(), branch.tape.begin(), branch.tape.end());
+    all.insert(all.end(), tape.begin(), tape.end());
+    return all;
+  }
+
+  // The tapes of so many blocks, of one length; the first block has the results of the others.
+  std::vector<std::vector<Instruction>> of_blocks(std::size_t blocks) const {
+    std::vector<std::vector<Instruction>> tapes(blocks, {{.operation = Operation::none}});
+    tapes[0] = tape;
+    tapes[0][apart - 1].flags |= tape::kJoins;
+    for (std::size_t k = 1; k < blocks; ++k) {
+      if (k <= branches.size()) {
+        const Branch& branch = branches[k - 1];
+        tapes[k] = branch.tape;
+        tapes[k].push_back({.operation = Operation::send, .in = branch.result, .in_width = branch.width});
+      }
+      tapes[k].back().flags |= tape::kJoins;
+    }
+    std::size_t longest = 0;
+    for (std::vector<Instruction>& of_block : tapes) {
+      of_block.back().flags |= tape::kEnds;
+      longest = std::max(longest, of_block.size());
+    }
+    for (std::vector<Instruction>& of_block : tapes) of_block.resize(longest, {.operation = Operation::none});
+    return tapes;
+  }
 };
 
 // Writes tapes, and allocates places in the arena and in the rows.
@@ -315,18 +353,20 @@ struct DeviceLearner::Builder {
     const Plan& plan = plans[0];
     const int observations = static_cast<int>(model.observation_size);
     const int next_input = place(observations), input = place(observations);
-    tape.push_back(load(3, next_input, observations, kNone));
-    Pass next = pass(plan, tape::kTarget, next_input, false);
-    forward(next, false, tape);
-    Pass chooser = next;
-    if (settings.double_q) {
-      chooser = pass(plan, tape::kOnline, next_input, false);
-      forward(chooser, false, tape);
-    }
+    const auto judged = [&](int parameters) {
+      Pass pass = this->pass(plan, parameters, next_input, false);
+      Branch branch{{load(3, next_input, observations, kNone)}, pass.output(), plan.output_width()};
+      forward(pass, false, branch.tape);
+      program.branches.push_back(std::move(branch));
+      return pass;
+    };
+    const Pass next = judged(tape::kTarget);
+    const Pass chooser = settings.double_q ? judged(tape::kOnline) : next;
     Pass trained = pass(plan, tape::kOnline, input, true);
     trained.rows[0] = keep(observations);
     tape.push_back(load(0, input, observations, kNone, trained.rows[0]));
     forward(trained, true, tape);
+    program.apart = tape.size();
     tape.push_back({.operation = Operation::dqn_loss,
                     .in = trained.output(),
                     .other = next.output(),
@@ -556,10 +596,10 @@ void DeviceLearner::set_batch(std::size_t rows, const DeviceBatch& batch) {
   context.priorities = batch.priorities;
 }
 
-DeviceLearner::Phase DeviceLearner::upload(const Program& program) {
-  Phase phase{{*queue_, program.tape.size(), Placement::device}, {*queue_, program.tiles.size(), Placement::device}};
-  queue_->copy(program.tape.data(), phase.tape.data(), program.tape.size() * sizeof program.tape[0]);
-  queue_->copy(program.tiles.data(), phase.tiles.data(), program.tiles.size() * sizeof program.tiles[0]);
+DeviceLearner::Phase DeviceLearner::upload(const std::vector<Instruction>& tape, const std::vector<Tile>& tiles) {
+  Phase phase{{*queue_, tape.size(), Placement::device}, {*queue_, tiles.size(), Placement::device}};
+  queue_->copy(tape.data(), phase.tape.data(), tape.size() * sizeof tape[0]);
+  queue_->copy(tiles.data(), phase.tiles.data(), tiles.size() * sizeof tiles[0]);
   return phase;
 }
 
@@ -568,6 +608,34 @@ std::size_t DeviceLearner::block_bytes() const {
     if (reinterpret_cast<std::uintptr_t>(vector) % 16 != 0) return 0;  // it cannot be copied by fours
   const std::size_t most = queue_->most_block_bytes((*kernels_)["pearl_run_tape"]);
   return cut_.block_bytes < 0 ? most : std::min(most, static_cast<std::size_t>(cut_.block_bytes));
+}
+
+static BlockMemory planned(std::vector<std::vector<Instruction>>& tapes, std::size_t features, std::size_t blocks,
+                           std::size_t bytes) {
+  std::vector<std::vector<Instruction>*> all;
+  for (std::vector<Instruction>& tape : tapes) all.push_back(&tape);
+  return plan_block_memory(all, features, blocks, bytes);
+}
+
+// The tape of each program, with the places of its matrices: in branches if it has some, the device has as many blocks that
+// wait for each other, and each holds all values.
+std::vector<std::vector<Instruction>> DeviceLearner::plan_tapes(const std::vector<Program>& programs,
+                                                                std::size_t groups, std::size_t features) {
+  branches_ = std::bit_ceil(programs.front().branches.size() + 1);
+  if (cut_.branches && branches_ > 1 && cluster_ == 1 && queue_->cluster_of(groups, branches_) == branches_) {
+    std::vector<std::vector<Instruction>> of_blocks = programs.front().of_blocks(branches_);
+    memory_ = planned(of_blocks, features, 1, block_bytes());
+    if (memory_.features == features) {
+      std::vector<Instruction> joined;
+      for (const std::vector<Instruction>& tape : of_blocks) joined.insert(joined.end(), tape.begin(), tape.end());
+      return {std::move(joined)};
+    }
+  }
+  branches_ = 1;
+  std::vector<std::vector<Instruction>> tapes;
+  for (const Program& program : programs) tapes.push_back(program.whole());
+  memory_ = planned(tapes, features, cluster_, block_bytes());
+  return tapes;
 }
 
 void DeviceLearner::build(std::size_t rows) {
@@ -585,9 +653,8 @@ void DeviceLearner::build(std::size_t rows) {
   arena_ = {*queue_, arena_rows * kLanes, Placement::device};
   kept_rows_ = {*queue_, static_cast<std::size_t>(builder.row_floats), Placement::device};
   if (most_cluster_ > 0) cluster_ = queue_->cluster_of(groups, most_cluster_);
-  std::vector<std::vector<Instruction>*> tapes;
-  for (Program& program : programs) tapes.push_back(&program.tape);
-  memory_ = plan_block_memory(tapes, static_cast<std::size_t>(builder.features), cluster_, block_bytes());
+  const auto features = static_cast<std::size_t>(builder.features);
+  const std::vector<std::vector<Instruction>> tapes = plan_tapes(programs, groups, features);
   sums_ = {*queue_, groups, Placement::device};
   squares_ = {*queue_, std::max(programs.front().tiles.size(), programs.back().tiles.size()), Placement::device};
   if (settings_.max_grad_norm > 0) {
@@ -595,7 +662,7 @@ void DeviceLearner::build(std::size_t rows) {
     if (model_.actor_critic) gradients_[1] = {*queue_, model_.counts[tape::kActor], Placement::device};
   }
   phases_.clear();
-  for (const Program& program : programs) phases_.push_back(upload(program));
+  for (std::size_t p = 0; p < programs.size(); ++p) phases_.push_back(upload(tapes[p], programs[p].tiles));
   tape::Context& context = arguments_[0].context;
   std::copy(model_.parameters, model_.parameters + 4, context.parameters);
   context.arena = arena_.data();
@@ -608,6 +675,7 @@ void DeviceLearner::build(std::size_t rows) {
   context.scales = scales_.data();
   context.outcome = outcome_.there();
   context.arena_features = builder.features;
+  context.branches = static_cast<std::int32_t>(branches_);
   context.block_features = static_cast<std::int64_t>(memory_.features);
   context.batch = static_cast<std::int32_t>(rows);
   context.groups = static_cast<std::int32_t>(groups);
@@ -645,9 +713,9 @@ void DeviceLearner::run(const Phase& phase, Which which, std::size_t place) {
   const tape::Context* const context = &arguments->context;
   const tape::StepNumbers* const numbers = &arguments->steps[place];
   const int policy = which == kActor;
-  queue_->launch_shape((*kernels_)["pearl_run_tape"], {groups_, slices, kLanes, cluster_, memory_.bytes}, context,
-                       static_cast<const Instruction*>(phase.tape.data()), static_cast<int>(phase.tape.size()),
-                       numbers);
+  queue_->launch_shape(
+      (*kernels_)["pearl_run_tape"], {groups_, slices, kLanes, std::max(cluster_, branches_), memory_.bytes}, context,
+      static_cast<const Instruction*>(phase.tape.data()), static_cast<int>(phase.tape.size()), numbers);
   const Tile* tiles = phase.tiles.data();
   const std::size_t columns = cut_.slices > 1 ? static_cast<std::size_t>(cut_.columns_per_tile) / kLanes : 1;
   const std::size_t rows = threads ? slices : std::min<std::size_t>(columns, kMostSlices);

@@ -54,8 +54,12 @@ py::tuple last_batch(const HeldLoop& held) {
 void bind_learner(py::module_& module) {
   py::class_<HeldDeviceLearner> learner(module, "Learner", py::module_local(),
                                         "Networks of linear layers and their update rule on a device.");
-  bind_learner_methods<DeviceLearner, int, int, int>(learner, py::arg("slices") = 0, py::arg("columns_per_tile") = 0,
-                                                     py::arg("block_bytes") = -1);
+  bind_learner_methods<DeviceLearner, int, int, int, bool>(learner, py::arg("slices") = 0,
+                                                           py::arg("columns_per_tile") = 0, py::arg("block_bytes") = -1,
+                                                           py::arg("branches") = true);
+  learner.def_property_readonly(
+      "branches", [](const HeldDeviceLearner& held) { return held.learner->branches(); },
+      "How many blocks run a tape of their own each, for the last batch; 1: all run one.");
 
   py::class_<HeldLoop> loop(module, "TrainingLoop", py::module_local(),
                             "Setting 2 on a device, as pearl._native.TrainingLoop.");

@@ -35,6 +35,8 @@ enum class Operation : std::int32_t {
   critic_loss,       // in, extra: values; other, extra2: next values; extra3: log densities; out, out2: slopes
   policy_loss,       // in, extra: values; other: log densities; out, out2: slopes
   slope_act,         // in, extra: slopes of unit actions; other: the actor's outputs; extra2: unit actions; out: slopes
+  send,              // features at `in` to the same place of block number `column`; see Context::branches
+  none,
 };
 
 enum class Activation : std::int32_t { none, relu, tanh };
@@ -42,6 +44,8 @@ enum class Activation : std::int32_t { none, relu, tanh };
 // Flags.
 inline constexpr std::int32_t kAccumulate = 1;  // add to `out`
 inline constexpr std::int32_t kLoads = 2;       // the matrix is loaded into the block's memory for this instruction
+inline constexpr std::int32_t kJoins = 4;       // all branches have come so far before any goes on
+inline constexpr std::int32_t kEnds = 8;        // the last of a branch
 
 // Places (in, other, out, ...) are features of the work-group's arena. `rows`: where a row-major copy of the result goes,
 // for the weights' gradients, with `rows_stride` floats from transition to transition. `held`, `loads` and `ahead`: see
@@ -135,6 +139,7 @@ struct Context {
   std::int64_t block_features;  // see pearl/device/block_memory.hpp
   std::int32_t batch, groups, observation_size, action_size;
   std::int32_t critics, stochastic;
+  std::int32_t branches;  // above 1: so many blocks run a part of the tape each, all of one length
   float saturation_penalty, target_noise, noise_clip, log_std_low, log_std_high, target_entropy, max_grad_norm;
 };
 

@@ -54,7 +54,7 @@ using Atomic = sycl::atomic_ref<T, sycl::memory_order::relaxed, sycl::memory_sco
 #elif defined(PEARL_CUDA_KERNELS)
 
 // PEARL_KERNEL_OF: by blocks of at most so many threads. PEARL_SHARED: memory of a block, not initialised;
-// block_memory(): that which a launch gave it (LaunchShape::block_bytes).
+// block_memory(): that which a launch gave it (LaunchShape::block_bytes); block_memory_of(): another block's of the cluster.
 #ifdef PEARL_CUDA_ON_HOST
 #define PEARL_KERNEL_OF(threads) static void
 #define PEARL_SHARED(Type, name)                                            \
@@ -108,7 +108,8 @@ PEARL_DEVICE void cluster_barrier() { __syncthreads(); }
 #endif
 
 #if defined(PEARL_CUDA_ON_HOST)
-inline float* block_memory() { return emulator::here->memory; }
+inline float* block_memory_of(unsigned rank) { return emulator::here->memories[rank]; }
+inline float* block_memory() { return block_memory_of(emulator::here->rank); }
 template <int bytes>
 void start_copy(float* to, const float* from) {
   emulator::start_copy(to, from, bytes);
@@ -119,6 +120,16 @@ inline void wait_for_copies(int later) { emulator::wait_for_copies(later); }
 PEARL_DEVICE float* block_memory() {
   extern __shared__ float4 pearl_block_memory[];
   return reinterpret_cast<float*>(pearl_block_memory);
+}
+// Once the cluster's blocks have waited for each other, so that all of them run.
+PEARL_DEVICE float* block_memory_of(unsigned rank) {
+  float* there = block_memory();
+#if __CUDA_ARCH__ >= 900
+  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(block_memory()), "r"(rank));
+#else
+  static_cast<void>(rank);
+#endif
+  return there;
 }
 // A thread's copies of 4 or 16 bytes to the block's memory, which other work need not wait for.
 template <int bytes>

@@ -49,9 +49,11 @@ struct LearnerSettings {
 
 // How a step is divided: rows of lanes that share the neurons of a layer (where lanes are threads, beyond 16 in several
 // blocks), and the columns of a matrix that a work-group moves, a multiple of tape::kLanes. 0: chosen for the device. And
-// how many bytes of their own memory blocks may use at most, where they have some; -1: all.
+// how many bytes of their own memory blocks may use at most, where they have some; -1: all. `branches`: passes that do not
+// wait for each other run side by side, each in a block, where one block holds all that a step needs.
 struct LearnerCut {
   int slices = 0, columns_per_tile = 0, block_bytes = -1;
+  bool branches = true;
 };
 
 struct OptimizerSettings {
@@ -155,6 +157,8 @@ class DeviceLearner {
 
   RowBytes row_bytes() const { return model_.row_bytes(); }
   DeviceQueue& queue() { return *queue_; }
+  // How many blocks run a tape of their own each, for the last batch; 1: all run one.
+  std::size_t branches() const { return branches_; }
 
  private:
   struct Phase {
@@ -167,7 +171,9 @@ class DeviceLearner {
   std::shared_ptr<const Kernels> compile(int rule);
   std::size_t block_bytes() const;
   void build(std::size_t rows);
-  Phase upload(const Program& program);
+  std::vector<std::vector<tape::Instruction>> plan_tapes(const std::vector<Program>& programs, std::size_t groups,
+                                                         std::size_t features);
+  Phase upload(const std::vector<tape::Instruction>& tape, const std::vector<tape::Tile>& tiles);
   void run(const Phase& phase, Which which, std::size_t place);
   bool has_temperature() const { return model_.log_alpha != nullptr && movers_[kTemperature] != nullptr; }
 
@@ -181,6 +187,7 @@ class DeviceLearner {
   LearnerCut cut_;
   int rows_of_block_ = 1;  // and how many blocks run a tape together, and at most; 0: given
   std::size_t cluster_ = 1, most_cluster_ = 0;
+  std::size_t branches_ = 1;
   BlockMemory memory_;
   std::size_t rows_ = 0, groups_ = 0;
   std::uint64_t build_ = 0;

@@ -45,6 +45,9 @@ struct Lane {
 // out = activation(weight x + bias), and its slopes: of each kind of device.
 PEARL_DEVICE void linear(const Lane& lane, const Instruction& i);
 PEARL_DEVICE void slope_linear(const Lane& lane, const Instruction& i);
+#ifdef PEARL_CUDA_KERNELS
+PEARL_DEVICE void send(const Lane& lane, const Instruction& i);
+#endif
 
 PEARL_DEVICE void load(const Lane& lane, const Instruction& i) {
   const float* rows = static_cast<const float*>(lane.context.columns[i.column]) + lane.row * i.out_width;
@@ -320,6 +323,10 @@ PEARL_DEVICE void run_instruction(const Lane& lane, const Instruction& i, std::u
     case Operation::critic_loss: critic_loss(lane, i, scored); break;
     case Operation::policy_loss: policy_loss(lane, i, scored); break;
     case Operation::slope_act: slope_act(lane, i, step); break;
+#ifdef PEARL_CUDA_KERNELS
+    case Operation::send: send(lane, i); break;
+#endif
+    case Operation::none: break;
     default: elementwise(lane, i);
   }
 }
