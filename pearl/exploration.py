@@ -41,7 +41,7 @@ class EpsilonGreedy:
 
     def epsilon(self, env_steps: int) -> float:
         """Probability of a random action after `env_steps` steps of all environments together."""
-        factor = factor_at(self.schedule, env_steps / max(1, self.steps))
+        factor = factor_at(self.schedule, env_steps / self.steps if env_steps < self.steps else 1.0)
         return min(1.0, max(0.0, self.start + (1.0 - factor) * (self.end - self.start)))
 
 

@@ -435,7 +435,7 @@ def test_environments_of_one_actor_differ() -> None:
 def test_epsilon_falls_linearly_and_stays() -> None:
     schedule = EpsilonGreedy(1.0, 0.2, 100)
     assert [schedule.epsilon(s) for s in (0, 50, 100, 10_000)] == pytest.approx([1.0, 0.6, 0.2, 0.2])
-    assert EpsilonGreedy(1.0, 0.2, 0).epsilon(1) == pytest.approx(0.2)
+    assert [EpsilonGreedy(1.0, 0.2, 0).epsilon(s) for s in (0, 1)] == pytest.approx([0.2, 0.2])
 
 
 def test_random_discrete_actions_come_as_often_as_epsilon_says() -> None:
@@ -443,8 +443,9 @@ def test_random_discrete_actions_come_as_often_as_epsilon_says() -> None:
     found = explorer.apply(np.full(40_000, 2), 0)
     shares = np.bincount(found, minlength=4) / len(found)
     assert shares == pytest.approx([0.15, 0.15, 0.55, 0.15], abs=0.01)
-    sure = make_explorer(EpsilonGreedy(0.0, 0.0, 1), spaces.Discrete(4), 8, np.random.default_rng(0))
-    assert np.array_equal(sure.apply(np.arange(8) % 4, 0), np.arange(8) % 4)
+    for never in (EpsilonGreedy(0.0, 0.0, 1), EpsilonGreedy(1.0, 0.0, 0)):
+        sure = make_explorer(never, spaces.Discrete(4), 8, np.random.default_rng(0))
+        assert np.array_equal(sure.apply(np.arange(8) % 4, 0), np.arange(8) % 4)
 
 
 def test_epsilon_counts_the_steps_of_all_actors_and_goes_on_where_it_was() -> None:
