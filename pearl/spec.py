@@ -735,7 +735,8 @@ class RolloutSpec:
 
     The last three are HEPPO-GAE's (Sec. II). `reward_standardization`: "dynamic", by mean and deviation of all rewards
     so far (Eq. 6 to 9); "block", by those of the rollout; "block_restored", the same, undone after quantisation.
-    ("returns", which others have, divides rewards by the deviation of all discounted returns so far.)
+    ("returns", which others have, divides rewards by the deviation of all discounted returns so far, and clips them to
+    10.)
     `value_standardization` "block" is undone after quantisation. With `quantization_bits` (2 to 16; 0: none), rewards
     and values are kept as numbers of that many bits until their advantages are estimated; it needs both
     standardisations.

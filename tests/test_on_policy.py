@@ -410,6 +410,15 @@ def test_rewards_are_standardised_before_their_advantages_are_estimated(kind: An
     assert preparation.memory()["bytes"] == 2 * raw.nbytes
 
 
+def test_rewards_divided_by_the_deviation_of_returns_are_clipped_before_a_bonus_is_added() -> None:
+    rewards, bonus, values = (np.zeros((1000, 1), np.float32) for _ in range(3))
+    ends = np.zeros((1000, 1), np.uint8)
+    rewards[-1], bonus[-1], ends[-1] = 5.0, 20.0, ENDED  # the first reward: about 32 deviations
+    preparation = RolloutPreparation(RolloutSpec(reward_standardization="returns"), 1, 0.9)
+    preparation.estimate(NumpyGae(0.9, 0.0), rewards, values, bonus, np.zeros(1, np.float32), ends)
+    assert rewards[-1] == 30.0
+
+
 def test_dynamic_standardisation_remembers_and_resumes() -> None:
     spec = RolloutSpec(reward_standardization="dynamic")
     preparation, _, _ = prepared(spec, rollouts=3)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pearl.moments import REWARD_CLIP
 from pearl.rollout.columns import GOES_ON, NO_STEP
 from pearl.rollout.gae import AdvantageEstimator
 from pearl.rollout.quantization import RANGE, Codes, RunningStatistics, quantized
@@ -79,6 +80,8 @@ class RolloutPreparation:
         if self.spec.reward_standardization not in ("none", "block_restored"):
             rewards -= np.float32(mean)
             rewards /= np.float32(deviation)
+        if self.spec.reward_standardization == "returns":
+            np.clip(rewards, -REWARD_CLIP, REWARD_CLIP, out=rewards)
         if bonus is not None:
             rewards += bonus
 
