@@ -499,6 +499,13 @@ def test_minibatches_must_divide_the_rollout() -> None:
         check_minibatches(RolloutSpec(horizon=10), actors, TrainSpec(batch_size=16))
 
 
+def test_composing_refuses_minibatches_of_one_normalised_advantage(tmp_path: Path) -> None:
+    composer = composer_of(tmp_path, horizon=8)
+    composer.set_training(batch_size=1)
+    with pytest.raises(ConfigurationError, match="batch_size=1; set it to at least 2, or normalize_advantages=False"):
+        composer.run()
+
+
 # --- the Learner's loop ---
 
 

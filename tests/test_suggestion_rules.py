@@ -12,7 +12,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pearl.algorithms import ALGORITHMS, DQN, SAC, TD3
+from pearl.algorithms import ALGORITHMS, DQN, PPO, SAC, TD3
 from pearl.algorithms.suggestions import (
     PATIENCE,
     Choice,
@@ -99,6 +99,11 @@ def test_an_algorithm_is_found_and_takes_its_settings(found: Facts) -> None:
     else:
         assert 1 <= train.learning_starts < found.timesteps
         assert train.replay_ratio >= train.batch_size / 4
+
+
+def test_a_rollout_that_no_minibatch_divides_is_one_minibatch() -> None:
+    found = dataclasses.replace(facts(), fixed={"horizon": 67}, env_count=1)
+    assert values(PPO.suggestions(found))["batch_size"] == 67
 
 
 @settings(max_examples=50, deadline=None)

@@ -113,6 +113,7 @@ def rollout_problem(
     batch = trainer.default_batch(spec.horizon * actors.env_count)
     train = TrainSpec(**{"batch_size": batch, "gamma": trainer.gamma, **training})
     check_minibatches(spec, actors, train)
+    trainer.check_batch(train.batch_size)
     transition = rollout_transition(trainer_class, observation_space, action_space, settings)
     if transition.rollout_sequences is not None:
         transition.rollout_sequences.check(spec, train)

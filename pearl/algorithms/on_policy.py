@@ -31,7 +31,7 @@ from pearl.algorithms.spaces import ActionKind, check_observations
 from pearl.algorithms.suggestions import Choice, Facts, choose_gamma, choose_normalization, return_size
 from pearl.algorithms.trainer import DataFlowKind, Trainer, uses_masks
 from pearl.algorithms.update_frequency import FREQ, STEPS
-from pearl.errors import EnvError, TrainerError
+from pearl.errors import ConfigurationError, EnvError, TrainerError
 from pearl.exploration import Exploration
 from pearl.lazy_torch import nn, torch
 from pearl.learner.flat import FlatParameters
@@ -231,6 +231,14 @@ class OnPolicyTrainer(Trainer):
     def default_batch(self, transitions: int) -> int:
         """Transitions of a minibatch out of a rollout of `transitions`, where the training's settings name none."""
         return self.batch_size
+
+    def check_batch(self, batch_size: int) -> None:
+        """Raise ConfigurationError for minibatches whose normalised advantages would all be 0."""
+        if batch_size == 1 and self.normalize_advantages:
+            raise ConfigurationError(
+                f"{type(self).__name__} normalises the advantages of each minibatch, which leaves 0 of a single one: "
+                "the policy would not learn. Found batch_size=1; set it to at least 2, or normalize_advantages=False."
+            )
 
     @classmethod
     def suggestions(cls, facts: Facts) -> tuple[Choice, ...]:

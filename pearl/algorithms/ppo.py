@@ -76,7 +76,8 @@ class PPO(OnPolicyTrainer):
         rows, most = (1024, 256) if facts.images else (_ROLLOUT_ROWS, 64)
         horizon = facts.fixed.get("horizon", 2 ** max(5, (rows // envs).bit_length() - 1))
         collected = horizon * envs
-        batch = max(size for size in range(1, min(most, collected) + 1) if collected % size == 0)
+        fitting = (size for size in range(2, min(most, collected) + 1) if collected % size == 0)
+        batch = max(fitting, default=collected)
         choices = [
             Choice("horizon", horizon, f"{horizon} steps x {envs} environments: about {rows:,} a rollout, {table}"),
             Choice("epochs", 3 if facts.images else 10, table),
