@@ -67,7 +67,10 @@ class RolloutPreparation:
         ends: np.ndarray,
         log_ratios: np.ndarray,
     ) -> None:
-        """The same by V-trace, for the present policy: `values` are its own, `log_ratios` those of `vtrace`."""
+        """The same by V-trace, for the present policy: `values` are its own, `log_ratios` those of `vtrace`.
+
+        `bonus` and `last_values` are those of the policy that acted: a rollout does not hold their observations.
+        """
         mean, deviation = self._scale(rewards, ends, ends != NO_STEP)
         self._apply(rewards, values, bonus, mean, deviation)
         vtrace(rewards, values, last_values, ends, log_ratios, self._gamma, self.spec.gae_lambda)
