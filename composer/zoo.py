@@ -431,6 +431,11 @@ class _Mapping:
                 0.0 if self.left["clip_range_vf"] is None else self._number("clip_range_vf")
             )
             self.left.pop("clip_range_vf", None)
+            if self.trainer["value_clip_range"]:
+                self.notes.append(
+                    "clip_range_vf: the larger error of the value and of the clipped one counts here, as in OpenAI "
+                    "Baselines; that of the clipped one in Stable-Baselines3"
+                )
             self.trainer["target_kl"] = None if self.left["target_kl"] is None else self._number("target_kl")
             self.left.pop("target_kl", None)
         if self._trains_whole_rollouts and "use_rms_prop" not in self.left:

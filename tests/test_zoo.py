@@ -266,6 +266,8 @@ def test_ppo(zoo: Path) -> None:
     holds(merged.trainer, normalize_observations=True, value_clip_range=0.3, target_kl=0.02)
     holds(merged.rollout, reward_standardization="none", horizon=2048)
     assert merged.training["gamma"] == 0.9999
+    assert mujoco.notes == ()
+    assert merged.notes[0].startswith("clip_range_vf: the larger error of the value and of the clipped one counts here")
 
 
 def test_sac_td3_ddpg_and_a2c(zoo: Path) -> None:

@@ -89,7 +89,7 @@ MEANINGS = {
     "temperature": "weight of the entropy; `None`: learned",
     "temperature_learning_rate": "of Adam, for a learned temperature",
     "train_freq": "of [Stable-Baselines3](../rl_zoo.md#train_freq-and-gradient_steps), in place of `replay_ratio`",
-    "value_clip_range": "how far values count from the old ones; 0: any distance",
+    "value_clip_range": "how far values count from the old ones, where that is the larger error; 0: any distance",
     "value_coefficient": "weight of the value loss",
     "value_standardization": "see [on-policy training](../on_policy.md#gae-and-heppos-pieces)",
 }
