@@ -526,6 +526,19 @@ def test_a_trainer_may_itself_be_a_module() -> None:
     assert sum(t.numel() for t in policy_tensors(trainer)) == 6 * 3 + 3 + 1
 
 
+class Normalizing(NoArguments):
+    def __init__(self) -> None:
+        self.policy = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
+
+
+def test_the_check_of_a_class_leaves_its_statistics_and_its_mode() -> None:
+    widest = spaces.Box(-np.finfo(np.float32).max, np.finfo(np.float32).max, (6,), np.float32)
+    trainer = make_trainer(Normalizing, widest, DISCRETE)
+    assert isinstance(trainer, Normalizing)
+    assert trainer.policy.training
+    assert {float(buffer.sum()) for buffer in trainer.policy.buffers()} == {0.0, 6.0}  # means and count, variances
+
+
 @pytest.mark.parametrize(
     ("trainer", "message"),
     [

@@ -903,6 +903,7 @@ def check_trainer(trainer: TrainerLike, observation_space: gym.Space[Any], actio
     sample = np.stack([np.asarray(space.sample()) for _ in range(tried)])
     obs = torch.as_tensor(sample if sample.dtype == np.uint8 else sample.astype(np.float32))
     obs = obs.to(getattr(trainer, "device", "cpu"))
+    training = set_evaluation_mode(trainer)  # layers that keep statistics must not take these for observations
     try:
         with torch.no_grad():
             action = trainer.get_action(obs)
@@ -911,6 +912,9 @@ def check_trainer(trainer: TrainerLike, observation_space: gym.Space[Any], actio
             f"{name}.get_action() failed on {len(obs)} observations of shape {expected} from the environment: "
             f"{described(error)}. If it names shapes, the network's input disagrees with the environment."
         ) from error
+    finally:
+        for module in training:
+            module.training = True
     wanted = (len(obs), *(action_space.shape or ()))
     if not isinstance(action, torch.Tensor):
         raise TrainerError(
