@@ -11,8 +11,9 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from pearl.actors.torch_policy import TorchPolicy
 from pearl.algorithms import DDPG, DQN, Batch, Trainer
-from pearl.algorithms.trainer import make_trainer
+from pearl.algorithms.trainer import make_trainer, set_evaluation_mode
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.learner.torch_learner import TorchLearner, load_policy_weights
 
@@ -116,6 +117,38 @@ def test_weights_and_buffers_reach_another_trainer(device: str) -> None:
         for p in source.policy.parameters():
             p.add_(1)
     assert np.array_equal(snapshot, before)
+
+
+class Scattered:
+    """Networks in a list and in a dict, and a learned tensor; none is called policy."""
+
+    def __init__(self) -> None:
+        self.encoder = nn.Linear(6, 4)
+        self.heads = [nn.Linear(4, 2), nn.Linear(4, 2)]
+        self.further = {"wide": nn.Sequential(nn.Linear(6, 2), nn.Dropout(0.5))}
+        self.bias = torch.zeros(2, requires_grad=True)
+        self.by_name = self.encoder  # the same once more
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        features = self.encoder(obs)
+        values: torch.Tensor = sum(head(features) for head in self.heads) + self.further["wide"](obs) + self.bias
+        return values.argmax(1)
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        return batch.reward.abs() * weights
+
+
+def test_networks_in_containers_and_learned_tensors_reach_another_trainer() -> None:
+    source, target = Scattered(), TorchPolicy(Scattered())
+    source.bias.data += 1.0
+    learner = TorchLearner(source)
+    assert learner.weight_count == (6 * 4 + 4) + 2 * (4 * 2 + 2) + (6 * 2 + 2) + 2
+    snapshot = np.zeros(learner.weight_count, np.float32)
+    learner.write_weights(snapshot)
+    target.load_weights(snapshot)
+    obs = torch.randn(200, 6)
+    set_evaluation_mode(source)
+    assert target.act(obs.numpy()).tolist() == source.get_action(obs).tolist()
 
 
 @each_device

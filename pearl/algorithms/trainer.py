@@ -808,18 +808,43 @@ def batch_type_of(trainer: object) -> type[Batch]:
 
 
 def modules_of(trainer: object) -> dict[str, nn.Module]:
-    """The trainer's torch modules by attribute name; a trainer may itself be a module."""
+    """The trainer's torch modules by attribute name, those in a list, tuple or dict as `name.key`.
+
+    A trainer may itself be a module.
+    """
     trainer = trainer.in_torch() if isinstance(trainer, Trainer) else trainer
-    if isinstance(trainer, nn.Module):
-        return dict(trainer.named_children())
-    return {name: value for name, value in vars(trainer).items() if isinstance(value, nn.Module)}
+    found = dict(trainer.named_children()) if isinstance(trainer, nn.Module) else {}
+    own = attributes_of(trainer, (nn.Module,))
+    return found | {name: value for name, value in own.items() if isinstance(value, nn.Module)}
+
+
+def attributes_of(trainer: object, kinds: tuple[type, ...]) -> dict[str, Any]:
+    """The attributes of a trainer in torch by name, and as `name.key` what is of `kinds` in a list, tuple or dict."""
+    found: dict[str, Any] = {}
+    for name, value in getattr(trainer, "__dict__", {}).items():
+        if isinstance(trainer, nn.Module) and name in ("_modules", "_parameters", "_buffers"):
+            continue
+        found[name] = value
+        members: Iterable[tuple[object, object]] = ()
+        if isinstance(value, dict):
+            members = value.items()
+        elif isinstance(value, list | tuple):
+            members = enumerate(value)
+        found |= {f"{name}.{key}": member for key, member in members if isinstance(member, kinds)}
+    return found
+
+
+def is_kept_tensor(value: object) -> bool:
+    """Whether an attribute is a tensor that is learned, or marked as `torch.nn.Buffer`."""
+    is_learned = isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad
+    return is_learned or isinstance(value, nn.Buffer)
 
 
 def set_evaluation_mode(trainer: object) -> list[nn.Module]:
     """Put the trainer and all its modules into evaluation mode; returns those that were in training mode."""
     if arrays_of(trainer) is not None:
         return []
-    roots = [trainer] if isinstance(trainer, nn.Module) else list(modules_of(trainer).values())
+    roots = [*([trainer] if isinstance(trainer, nn.Module) else []), *modules_of(trainer).values()]
     training = [module for root in roots for module in root.modules() if module.training]
     for root in roots:
         root.eval()
@@ -838,14 +863,20 @@ def policy_arrays(trainer: object) -> list[np.ndarray] | None:
 
 
 def policy_tensors(trainer: object) -> list[torch.Tensor]:
-    """Parameters and floating buffers that actors need: of `trainer.policy` if it has one, else of all its modules."""
-    whole = next((m for m in (getattr(trainer, "policy", None), trainer) if isinstance(m, nn.Module)), None)
-    modules = [whole] if whole is not None else list(modules_of(trainer).values())
-    tensors: list[torch.Tensor] = []
-    for module in modules:
-        tensors += [p.data for p in module.parameters()]
-        tensors += [b for b in module.buffers() if b.is_floating_point()]
-    return tensors
+    """Parameters and floating buffers that actors need: of `trainer.policy` if that is a module, else of all modules.
+
+    With the latter, also single tensors that are learned.
+    """
+    policy = getattr(trainer, "policy", None)
+    single: list[torch.Tensor] = []
+    if isinstance(policy, nn.Module):
+        modules = [policy]
+    else:
+        modules = [*([trainer] if isinstance(trainer, nn.Module) else []), *modules_of(trainer).values()]
+        single = [value for value in attributes_of(trainer, ()).values() if is_kept_tensor(value)]
+    held = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    each_once = {id(tensor): tensor for tensor in (*held, *single)}.values()
+    return [t.data for t in each_once if isinstance(t, nn.Parameter) or t.is_floating_point()]
 
 
 def policy_snapshot(trainer: object) -> np.ndarray:

@@ -163,7 +163,7 @@ def _traced(policy: SavedPolicy, graph: _Graph) -> tuple[Any, tuple[torch.Tensor
         def __init__(self) -> None:
             super().__init__()
             for name, module in modules_of(trainer).items():
-                self.add_module(name, module)
+                self.add_module(name.replace(".", "_"), module)
 
         def forward(self, observation: torch.Tensor) -> torch.Tensor:
             return as_taken(trainer.get_action(as_seen(observation)))

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pearl.algorithms.arrays import Array, ArrayAdam, ArrayModule, ArrayParts, ArrayValue
-from pearl.algorithms.trainer import Trainer, arrays_of
+from pearl.algorithms.trainer import Trainer, arrays_of, attributes_of, is_kept_tensor
 from pearl.errors import CheckpointError
 from pearl.lazy_torch import is_imported, is_tensor, torch
 from pearl.runtime.checkpoint_files import JsonValue, Stored, Tensors, refuse
@@ -256,20 +256,9 @@ def stateful_attributes(trainer: object) -> dict[str, Any]:
         torch.Generator,
     )
     candidates: dict[str, object] = {"self": trainer} if isinstance(trainer, torch.nn.Module) else {}
-    for name, value in getattr(trainer, "__dict__", {}).items():
-        if isinstance(trainer, torch.nn.Module) and name in ("_modules", "_parameters", "_buffers"):
-            continue
-        candidates[name] = value
-        members: Iterable[tuple[object, object]] = ()
-        if isinstance(value, dict):
-            members = value.items()
-        elif isinstance(value, list | tuple):
-            members = enumerate(value)
-        candidates.update({f"{name}.{key}": member for key, member in members if isinstance(member, stateful)})
     found: dict[str, Any] = {}
-    for name, value in candidates.items():
-        learned = isinstance(value, torch.Tensor) and value.is_leaf and value.requires_grad
-        held = learned or isinstance(value, (*stateful, torch.nn.Buffer))
+    for name, value in (candidates | attributes_of(trainer, stateful)).items():
+        held = isinstance(value, stateful) or is_kept_tensor(value)
         if held and not any(value is other for other in found.values()):
             found[name] = value
     if RANDOM_GROUP in found:
