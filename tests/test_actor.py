@@ -67,6 +67,22 @@ class CountEnv(gym.Env[np.ndarray, Any]):
         return obs, reward, ended and terminates, ended and not terminates, {}
 
 
+class SharingEnv(CountEnv):
+    """Returns the same array each time, with infos of any shape."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._shown = np.zeros(4)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        self._shown[:], _ = super().reset(seed=seed, options=options)
+        return self._shown, {"path": np.zeros(2)}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._shown[:], *further, _ = super().step(action)
+        return self._shown, *further, {"path": np.zeros(self._length), "final_obs": None}  # type: ignore[return-value]
+
+
 class ImageEnv(CountEnv):
     """The same as bytes: every pixel is the step."""
 
@@ -151,6 +167,7 @@ class NextStepVector(gym.vector.VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
 
 
 gym.register("PearlCount-v0", lambda **k: CountEnv(**k), vector_entry_point=NextStepVector, disable_env_checker=True)
+gym.register("PearlSharing-v0", lambda **k: SharingEnv(**k), disable_env_checker=True)
 gym.register("PearlImage-v0", lambda **_: ImageEnv(), disable_env_checker=True)
 gym.register("PearlControl-v0", lambda **_: ControlEnv(), disable_env_checker=True)
 gym.register("PearlStrict-v0", lambda **k: StrictEnv(**k), disable_env_checker=True)
@@ -254,12 +271,13 @@ def test_transitions_at_the_ends_of_episodes(vectorization: str) -> None:
         assert found["discount"][i] == (0.0 if step == 2 and episode % 2 == 0 else GAMMA)
 
 
+@pytest.mark.parametrize("env", ["PearlCount-v0", "PearlSharing-v0"])
 @pytest.mark.parametrize("n", [1, 3])
-def test_both_ways_of_resetting_give_the_same_transitions(n: int) -> None:
+def test_both_ways_of_resetting_give_the_same_transitions(n: int, env: str) -> None:
     options: dict[str, Any] = {"envs_per_actor": 3, "env_kwargs": {"shortest": 1, "longest": 7}, "seed": 3, "n_step": n}
     rows = []
-    for vectorization in ("sync", "vector_entry_point"):
-        found = joined(collect(setup_of(vectorization=vectorization, **options), 40))
+    for name, vectorization in ((env, "sync"), ("PearlCount-v0", "vector_entry_point")):
+        found = joined(collect(setup_of(name, vectorization=vectorization, **options), 40))
         whole = found["obs"][:, 0] < 12  # episodes that both have finished
         assert found["obs"][:, 0].max() > 13
         rows.append(sorted_rows({k: v[whole] for k, v in found.items() if not k.startswith("episode_")}))

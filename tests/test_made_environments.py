@@ -162,8 +162,9 @@ def test_wrappers_are_applied_in_order_in_actors_and_in_evaluations() -> None:
     assert found.observation_space.shape == (4,)
     assert found.action_space == spaces.Box(-1.0, 1.0, (1,), np.float32)
     (single,) = make_single_envs(spec, 1)
-    assert isinstance(single, TimeAwareObservation)
-    assert isinstance(single.env, RescaleAction)
+    wrapped: Any = single.env  # type: ignore[attr-defined]
+    assert isinstance(wrapped, TimeAwareObservation)
+    assert isinstance(wrapped.env, RescaleAction)
     with pytest.raises(EnvError, match=r"failed in its constructor: TypeError.*unexpected keyword argument 'low'"):
         probe(ActorSpec("Pendulum-v1", wrappers=((RescaleAction, {"low": 1}),)))
 

@@ -74,6 +74,30 @@ class Vectorization(abc.ABC):
         return prepare_env(mask_env(env))
 
 
+class _ForVector(gym.Wrapper[Any, Any, Any, Any]):
+    """An environment whose info is its action mask alone, and whose last observations are copies.
+
+    Gymnasium's vectors fail where infos have different shapes, and hold an episode's last observation while they reset
+    the environment, which may change it then.
+    """
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        return obs, _only_mask(info)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            obs = copy.deepcopy(obs)
+        return obs, reward, terminated, truncated, _only_mask(info)
+
+
+def _only_mask(info: dict[str, Any]) -> dict[str, Any]:
+    return {ACTION_MASK: info[ACTION_MASK]} if ACTION_MASK in info else {}
+
+
 class _OfSingles(Vectorization):
     """Gymnasium's vectors of environments that are each made by `gymnasium.make`."""
 
@@ -84,7 +108,7 @@ class _OfSingles(Vectorization):
 
     def make(self, spec: ActorSpec, count: int) -> AnyVector:
         wrappers: list[Any] = [functools.partial(wrapper, **options) for wrapper, options in spec.wrapped]
-        wrappers += [mask_env, prepare_env]
+        wrappers += [mask_env, _ForVector, prepare_env]
         options: dict[str, Any] = dict(spec.env_kwargs)
         return gym.make_vec(
             _named(spec),
