@@ -25,6 +25,7 @@ from pearl.backends.cpu.learner import NativeLearner
 from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.callbacks import RunContext, StopAtReturn
 from pearl.errors import CheckpointError, PearlError
+from pearl.policy.environment import environment_text
 from pearl.replay.storage import DataStorage
 from pearl.runtime.callback_calls import CallbackCalls
 from pearl.runtime.checkpoint import CheckpointState, load_checkpoint
@@ -32,7 +33,7 @@ from pearl.runtime.checkpoint_files import manifest_crc32
 from pearl.runtime.experience import ReplayExperience
 from pearl.runtime.run_state import Best, Counters, RunState
 from pearl.runtime.trainer_state import RANDOM_GROUP, module_tensors
-from pearl.spec import TransitionSpec
+from pearl.spec import ActorSpec, TransitionSpec
 
 OBS, ACTIONS = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2)
 TRANSITION = TransitionSpec.from_spaces(OBS, ACTIONS)
@@ -89,6 +90,24 @@ def test_a_resumed_run_has_the_learning_rates_of_its_settings(tmp_path: Path, lo
     counter("stated-learning_rate", 0)(folder)
     with pytest.raises(CheckpointError, match=r"stated-learning_rate .* must be a number above 0; found 0"):
         second.load(tmp_path)
+
+
+@pytest.mark.parametrize("length", [8, 16])
+def test_best_weights_of_another_environment_do_not_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, length: int
+) -> None:
+    def run(**env_kwargs: int) -> RunState:
+        actors = ActorSpec("CartPole-v1", eval_env="Corridor-v0", eval_env_kwargs=env_kwargs)
+        return dataclasses.replace(run_of("fifo"), evaluated_in=environment_text(actors.evaluation))
+
+    before, after = run(length=8), run(length=length)
+    before.save(tmp_path, Counters(), Best(5.0, 2, 0, 0, module_tensors(before.trainer)))
+    _, best = after.load(tmp_path)
+    assert (best is None) == (length != 8)
+    warned = (
+        "evaluated in Corridor-v0(length=8), and this run evaluates in Corridor-v0(length=16): their mean return of 5"
+    )
+    assert (warned in caplog.text) == (best is None)
 
 
 @pytest.mark.parametrize("native", [False, True])

@@ -94,6 +94,13 @@ class EnvironmentSource:
         return cls(None if maker is None else _source(maker), tuple(wrappers), cast(VectorizationName, kind))
 
 
+def environment_text(actors: ActorSpec) -> str:
+    """The environment of these Actors by name, with its arguments and what wraps or prepares it."""
+    arguments = ", ".join(f"{name}={value!r}" for name, value in sorted(actors.env_kwargs.items()))
+    kept = EnvironmentSource.of(actors).kept_text
+    return f"{actors.env_name}({arguments})" + (f" in {kept}" if kept else "")
+
+
 def _source(found: Any) -> CodeSource:
     texts = [found[name] for name in ("module", "name", "file")]
     if not all(isinstance(text, str) for text in texts):

@@ -32,7 +32,7 @@ from pearl.ipc.queues import Bell, WeightSyncQueue
 from pearl.lazy_torch import torch, when_imported
 from pearl.learner.native_plan import UnsupportedError
 from pearl.policy.description import PolicyDescription, write_description
-from pearl.policy.environment import EnvironmentSource
+from pearl.policy.environment import EnvironmentSource, environment_text
 from pearl.runtime.backup import move_aside
 from pearl.runtime.benchmark import Benchmark
 from pearl.runtime.callback_calls import CallbackCalls
@@ -261,7 +261,8 @@ class Run(abc.ABC):
             identity |= self.trainer.checkpoint_identity()
         if normalizes := ", ".join(f.name for f in self.transition.statistics):
             identity["normalization"] = normalizes
-        self._state = RunState(identity, self.trainer, experience, self._callbacks)
+        evaluated_in = environment_text(self.actors.evaluation)
+        self._state = RunState(identity, self.trainer, experience, self._callbacks, evaluated_in)
         best = None
         if self.options.resume:
             self.counters, best = self._state.load(self.options.checkpoint_dir)

@@ -36,6 +36,7 @@ _RETURN_WINDOW = 100
 BEST_PREFIX = "best-"  # prefix of the best weights' tensor groups and scalars; no attribute has a hyphen
 _CALLBACKS = "callbacks"  # the scalar with their states, as JSON
 _BEST_SCALARS = ("mean", "episodes", "env_steps", "gradient_steps")
+_EVALUATED_IN = f"{BEST_PREFIX}evaluated_in"
 
 
 @dataclass
@@ -127,12 +128,16 @@ class Best(NamedTuple):
 
 @dataclass(frozen=True)
 class RunState:
-    """The parts of a run that a checkpoint covers."""
+    """The parts of a run that a checkpoint covers.
+
+    `evaluated_in` says in which environment evaluations play: best weights of another one count no more. "": not known.
+    """
 
     identity: Mapping[str, str]
     trainer: TrainerLike
     experience: Experience
     callbacks: CallbackCalls | None = None
+    evaluated_in: str = ""
 
     def save(self, directory: Path, counters: Counters, best: Best | None = None) -> Path:
         """Write a checkpoint into `directory`; nothing may change meanwhile."""
@@ -146,6 +151,7 @@ class RunState:
             tensors[RANDOM_GROUP] = {**random}
         if best is not None:
             scalars |= {f"{BEST_PREFIX}{name}": getattr(best, name) for name in _BEST_SCALARS}
+            scalars |= {_EVALUATED_IN: self.evaluated_in} if self.evaluated_in else {}
             tensors |= {f"{BEST_PREFIX}{group}": dict(content) for group, content in best.tensors.items()}
         state = CheckpointState(counters.env_steps, self.identity, scalars, tensors, arrays)
         return save_checkpoint(directory, state)
@@ -189,6 +195,16 @@ class RunState:
             if counts[name] > (most := getattr(counters, name)):
                 refuse(where, f"{BEST_PREFIX}{name}", f"at most the {name} of the checkpoint, {most}", counts[name])
         check_module_tensors(self.trainer, tensors)
+        before = state.counters.get(_EVALUATED_IN, self.evaluated_in)  # earlier versions did not say it
+        if not isinstance(before, str):
+            refuse(where, _EVALUATED_IN, "a text", before)
+        if before != self.evaluated_in:
+            logger.warning(
+                "The best weights of the checkpoint were evaluated in %s, and this run evaluates in %s: their mean "
+                "return of %.6g does not count, and the next evaluations select the best anew.",
+                *(before, self.evaluated_in, mean),
+            )
+            return None
         return Best(float(mean), **counts, tensors=tensors)
 
     def _check_conflict(self, state: CheckpointState, where: Path) -> None:
@@ -201,7 +217,7 @@ class RunState:
 
     def _check_names(self, state: CheckpointState, where: Path) -> None:
         """Refuse unknown names: their values would be missing from the next checkpoint."""
-        known = {*vars(Counters()), _CALLBACKS, *(f"{BEST_PREFIX}{name}" for name in _BEST_SCALARS)}
+        known = {*vars(Counters()), _CALLBACKS, _EVALUATED_IN, *(f"{BEST_PREFIX}{name}" for name in _BEST_SCALARS)}
         known |= stated_rates(self.trainer).keys()
         for kind, names in (("counters", state.counters), ("arrays", state.arrays)):
             if unknown := [n for n in names if n not in known and not self.experience.knows(kind, n)]:
