@@ -85,12 +85,15 @@ class Context:
 
     def log(self, name: str, value: float) -> None:
         """Keep a number of the user's."""
-        if not isinstance(name, str) or not name or name in PROGRESS_COLUMNS:
+        report = self._run.report
+        if name not in report.further and (
+            not isinstance(name, str) or not name or name in PROGRESS_COLUMNS or name in report.scalars()
+        ):
             raise ConfigurationError(
-                f"A number of a callback needs a name other than those of the run ({', '.join(PROGRESS_COLUMNS)}); "
-                f"found {name!r}."
+                "A number of a callback needs a name other than those of the run, such as "
+                f"{', '.join(PROGRESS_COLUMNS)}; found {name!r}."
             )
-        self._run.report.further[name] = float(value)
+        report.further[name] = float(value)
 
     def policy(self) -> SavedPolicy:
         """A copy of the present policy."""
