@@ -39,6 +39,7 @@ from pearl.algorithms.trainer import storing
 from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.errors import CheckpointError, PolicyError
 from pearl.exploration import EpsilonGreedy
+from pearl.policy import export_policy
 from pearl.policy.description import PolicyDescription, write_description
 from pearl.policy.plain_values import space_from_json, space_to_json, value_from_json, value_to_json
 from pearl.replay.storage import DataStorage
@@ -414,11 +415,16 @@ class Ensemble(OwnTrainer):
 
 
 class Module(torch.nn.Module, OwnTrainer):  # type: ignore[misc]
-    """A trainer that is a module itself."""
+    """A trainer that is a module itself, with a parameter of its own."""
 
     def __init__(self, observation_space: spaces.Box, action_space: spaces.Discrete) -> None:
         torch.nn.Module.__init__(self)
         OwnTrainer.__init__(self, observation_space, action_space)
+        self.scale = torch.nn.Parameter(torch.randn(int(action_space.n)))
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = self.network(obs) * self.scale
+        return values.argmax(dim=1)
 
 
 @pytest.mark.parametrize("trainer_class", [Ensemble, Module])
@@ -428,7 +434,10 @@ def test_weights_hold_all_that_acting_needs(tmp_path: Path, trainer_class: type)
         trainer.bias.data[2] = 0.7
     obs = observations(VECTOR, 50)
     policy = pearl.load_policy(run_folder(tmp_path, case, trainer))
-    assert policy.predict(obs).tolist() == greedy(trainer, obs, case).tolist()
+    expected = greedy(trainer, obs, case).tolist()
+    assert policy.predict(obs).tolist() == expected
+    exported = torch.jit.load(export_policy(policy, tmp_path / "policy.pt", "torchscript"))  # type: ignore[no-untyped-call]
+    assert exported(torch.from_numpy(obs)).tolist() == expected
 
 
 # --- the cost and the files -------------------------------------------------------------------------------------------

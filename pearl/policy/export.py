@@ -17,7 +17,14 @@ from gymnasium import spaces
 
 from pearl.action_masks import mask_parts
 from pearl.actors.actions import first_action
-from pearl.algorithms.trainer import RecurrentTrainer, Trainer, modules_of, set_evaluation_mode
+from pearl.algorithms.trainer import (
+    RecurrentTrainer,
+    Trainer,
+    attributes_of,
+    is_kept_tensor,
+    modules_of,
+    set_evaluation_mode,
+)
 from pearl.atomic_file import write_bytes
 from pearl.errors import PolicyError
 from pearl.extras import import_extra
@@ -162,8 +169,12 @@ def _traced(policy: SavedPolicy, graph: _Graph) -> tuple[Any, tuple[torch.Tensor
 
         def __init__(self) -> None:
             super().__init__()
-            for name, module in modules_of(trainer).items():
+            members = {"trainer": trainer} if isinstance(trainer, torch.nn.Module) else modules_of(trainer)
+            for name, module in members.items():
                 self.add_module(name.replace(".", "_"), module)
+            for name, value in attributes_of(trainer, ()).items():
+                if is_kept_tensor(value):
+                    self.register_buffer(name, value)
 
         def forward(self, observation: torch.Tensor) -> torch.Tensor:
             return as_taken(trainer.get_action(as_seen(observation)))
