@@ -424,7 +424,10 @@ class _Mapping:
 
     def _rollouts(self) -> None:
         self.trainer["entropy_coefficient"] = self._number("ent_coef")
-        self.trainer["normalize_advantages"] = bool(self._take("normalize_advantage"))
+        normalize = self._take("normalize_advantage")
+        self.trainer["normalize_advantages"] = normalize is True
+        if not isinstance(normalize, bool):
+            self._refuse("normalize_advantage", normalize, "expected true or false")
         if "clip_range" in self.left and not self._trains_whole_rollouts:
             self.trainer["clip_range"], self.trainer["clip_range_schedule"] = self._scheduled("clip_range")
             self.trainer["value_clip_range"] = (
@@ -511,7 +514,9 @@ class _Mapping:
             self.trainer |= {"temperature": None, "initial_temperature": _as_number(match["start"] or 1.0)}
         else:
             self._refuse("ent_coef", stated, 'expected a number, "auto", or "auto_" and where it starts')
-        self.trainer["target_entropy"] = None if entropy == "auto" else _as_number(entropy)
+        self.trainer["target_entropy"] = target = None if entropy == "auto" else _as_number(entropy)
+        if target is None and entropy != "auto":
+            self._refuse("target_entropy", entropy, 'expected a number, or "auto"')
 
     def _refuse_the_rest(self) -> None:
         known = {*self.defaults, *_ADVICE, *_RENAMED}

@@ -350,9 +350,7 @@ def test_a_number_of_a_callback_replaces_none_of_the_run() -> None:
     report = types.SimpleNamespace(further={}, scalars=lambda: {"epsilon": 0.5, **report.further})
     run: Any = Context(types.SimpleNamespace(report=report))  # type: ignore[arg-type]
     for taken in ("", 3, "env_steps", "epsilon"):
-        with pytest.raises(
-            ConfigurationError, match=f"name other than those of the run, such as .*; found {taken!r}"
-        ):
+        with pytest.raises(ConfigurationError, match=f"name other than those of the run, such as .*; found {taken!r}"):
             run.log(taken, 1.0)
     for value in (1, 2):
         run.log("mine", value)

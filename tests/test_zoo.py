@@ -145,6 +145,10 @@ BipedalWalker-v3:
   gradient_steps: 64
   use_sde: True
   policy_kwargs: "dict(log_std_init=-3, net_arch=[400, 300])"
+
+Walker2d-v4:
+  n_timesteps: !!float 5e5
+  target_entropy: low
 """,
     "td3": """
 Pendulum-v1:
@@ -333,6 +337,7 @@ def test_a_recurrent_ppo(zoo: Path) -> None:
             ],
         ),
         ("sac", "BipedalWalker-v3", ["use_sde: True", "policy_kwargs.log_std_init: -3"]),
+        ("sac", "Walker2d-v4", ['target_entropy: low (expected a number, or "auto")']),
         ("td3", "Ant-v4", ["train_freq: (1, 'episode') (expected steps"]),
     ],
 )
