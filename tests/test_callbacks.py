@@ -40,7 +40,7 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.run_dir, self.env_steps, self.stopped = folder, 0, ""
         self.logged: dict[str, float] = {}
-        self.config = {"environment": "CartPole-v1", "seed": 1}
+        self.config = {"environment": "CartPole-v1", "evaluated_in": "CartPole-v1()", "seed": 1}
 
     def scalars(self) -> dict[str, float]:
         return {"eps": 5.0, "td_error": math.nan, **self.logged}
@@ -130,12 +130,19 @@ def test_stop_at_return_counts_evaluations_in_a_row(tmp_path: Path) -> None:
     assert seen.stopped == "a mean return of 12 reached 10 (StopAtReturn)"
 
 
-def test_a_resumed_run_keeps_its_better_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("evaluated_in", "first"),
+    [({}, "better"), ({"evaluated_in": "CartPole-v1()"}, "better"), ({"evaluated_in": "CartPole-v1(gravity=1)"}, "30")],
+)
+def test_a_resumed_run_keeps_its_better_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluated_in: dict[str, str], first: str
+) -> None:
     monkeypatch.setattr("pearl.policy.export.export_policy", lambda policy, file, form: file.write_text(str(policy)))
     (tmp_path / "best_policy.safetensors").write_text("better")
     keep, seen = KeepBest(), Run(tmp_path)
-    keep.load_state_dict({"best": 7.0})
-    for seen.env_steps, mean, kept in ((30, 6.0, "better"), (40, 8.0, "40"), (50, 7.5, "40")):
+    keep.load_state_dict({"best": 7.0, **evaluated_in})
+    keep.on_start(seen)  # type: ignore[arg-type]
+    for seen.env_steps, mean, kept in ((30, 6.0, first), (40, 8.0, "40"), (50, 7.5, "40")):
         seen.policy = lambda: seen.env_steps  # type: ignore[attr-defined]
         keep.on_evaluation(seen, "progress", evaluated(mean))  # type: ignore[arg-type]
         assert (tmp_path / "best_policy.safetensors").read_text() == kept

@@ -72,14 +72,22 @@ class KeepBest(Callback):
 
     The file, relative to the run folder, is one that `pearl.load_policy` reads. Without this callback the best weights
     are in checkpoints during the run, and in `best_weights.safetensors` at its end. A resumed run goes on with the best
-    of its checkpoint.
+    of its checkpoint, unless it evaluates in another environment.
     """
 
     file: str = "best_policy.safetensors"
     _best: float = field(default=-math.inf, init=False, repr=False)
+    _evaluated_in: str = field(default="", init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_text("KeepBest.file", self.file, "the name of a file")
+
+    def on_start(self, run: RunContext) -> None:
+        """Forget a best return of another environment."""
+        evaluated_in = str(run.config["evaluated_in"])
+        if self._evaluated_in not in ("", evaluated_in):
+            self._best = -math.inf
+        self._evaluated_in = evaluated_in
 
     def on_evaluation(self, run: RunContext, kind: str, evaluation: Evaluation) -> None:
         """Write if better."""
@@ -94,12 +102,12 @@ class KeepBest(Callback):
         export_policy(run.policy(), file, "safetensors")
 
     def state_dict(self) -> dict[str, Any]:
-        """The best mean return."""
-        return {"best": self._best}
+        """The best mean return, and in which environment."""
+        return {"best": self._best, "evaluated_in": self._evaluated_in}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep what is better."""
-        self._best = float(state["best"])
+        self._best, self._evaluated_in = float(state["best"]), str(state.get("evaluated_in", ""))
 
 
 @dataclass

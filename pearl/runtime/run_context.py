@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pearl.algorithms.trainer import TrainerLike, make_trainer
 from pearl.errors import ConfigurationError
+from pearl.policy.environment import environment_text
 from pearl.runtime.outcome import flat_tensors
 from pearl.runtime.run_log import PROGRESS_COLUMNS
 from pearl.runtime.trainer_state import load_networks, module_tensors, policy_groups
@@ -62,6 +63,7 @@ class Context:
         return {
             "program": run.program.name,
             "environment": run.actors.env_name,
+            "evaluated_in": environment_text(run.actors.evaluation),
             "trainer": description.trainer.name,
             "seed": options.seed,
             "timesteps": options.timesteps,
