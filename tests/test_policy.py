@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import pickle
 import re
 import subprocess
 import sys
@@ -96,6 +97,9 @@ def test_stochastic_actions_follow_the_seed(tmp_path: Path, case: Case) -> None:
     assert not np.array_equal(policy.predict(obs, deterministic=False), first)
     policy.seed(3)
     np.testing.assert_array_equal(policy.predict(obs, deterministic=False), first)
+    another = pickle.loads(pickle.dumps(policy))
+    for deterministic in (True, False):  # its random numbers go on, apart from those of the first
+        np.testing.assert_array_equal(another.predict(obs, deterministic), policy.predict(obs, deterministic))
 
 
 def test_an_epsilon_greedy_policy_explores_by_the_last_epsilon(tmp_path: Path) -> None:

@@ -43,7 +43,8 @@ class SavedPolicy:
     """A policy that `load_policy` read.
 
     It acts as the run's evaluations did: in C++ where the native engine knows its layers, else in torch. Its random
-    numbers begin with `seed`. Instances are independent; one is not to be used by two threads at once.
+    numbers begin with `seed`. Instances are independent, also copied and pickled ones, which other processes may be
+    given; one is not to be used by two threads at once.
     """
 
     def __init__(
@@ -55,6 +56,15 @@ class SavedPolicy:
         self._exploration: Exploration | None = getattr(trainer, "exploration", None)
         self._stored = storing(trainer)
         self.seed(seed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_acting", "_stored")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        from pearl.policy.loading import acting_of  # which imports this module
+
+        vars(self).update(state)
+        self._acting, self._stored = acting_of(self._trainer), storing(self._trainer)
 
     @property
     def observation_space(self) -> gym.Space[Any]:
