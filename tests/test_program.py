@@ -449,7 +449,7 @@ def test_checkpoints_beside_other_files_are_moved_alone(programs: dict[int, Path
     assert code == 0, output
     earlier = tmp_path / "earlier-001"
     assert sorted(path.name for path in earlier.iterdir()) == written
-    assert f"moved to {earlier.name}" in output
+    assert f"moved to {earlier}" in output
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 

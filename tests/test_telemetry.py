@@ -332,6 +332,6 @@ def test_a_terminal_without_unicode_shows_bars() -> None:
 
 def test_the_options_are_read() -> None:
     given = parse_options("", timesteps=1, run_dir="runs", arguments=["--trace", "t.json", "--plain"])
-    assert (given.trace, given.plain) == (Path("t.json"), True)
+    assert (given.trace, given.plain) == (Path("t.json").absolute(), True)
     usual = parse_options("", timesteps=1, run_dir="runs", arguments=[])
     assert (usual.trace, usual.plain) == (None, False)

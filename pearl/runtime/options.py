@@ -18,7 +18,10 @@ PLOT_VARIABLE = "PEARL_PLOT"
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line of a runtime program says; see `--help` for each."""
+    """What the command line of a runtime program says; see `--help` for each.
+
+    Its paths are absolute: an environment may change the working directory.
+    """
 
     timesteps: int
     seed: int
@@ -292,11 +295,12 @@ def parse_options(
         parser.error("--ray has no use with --serial, whose Actors run in the host's thread: leave one of them out")
     if a.recompose and (a.serial or a.bench):
         parser.error(f"--recompose has no use with {'--serial' if a.serial else '--bench'}: leave one of them out")
+    folder = a.run_dir.absolute()
     return Options(
         timesteps=a.timesteps,
         seed=a.seed,
-        run_dir=a.run_dir,
-        checkpoint_dir=a.checkpoint_dir or a.run_dir / "checkpoints",
+        run_dir=folder,
+        checkpoint_dir=folder / "checkpoints" if a.checkpoint_dir is None else a.checkpoint_dir.absolute(),
         checkpoint_interval=a.checkpoint_interval or max(1, a.timesteps // 10),
         resume=a.resume,
         serial=a.serial,
@@ -310,7 +314,7 @@ def parse_options(
         eval_max_steps=a.eval_max_steps,
         eval_beside=a.eval_beside,
         actor_timeout_s=a.actor_timeout,
-        trace=a.trace,
+        trace=None if a.trace is None else a.trace.absolute(),
         plain=a.plain,
         plot=a.plot,
         recompose=a.recompose,
