@@ -9,6 +9,8 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -38,6 +40,8 @@ from pearl.local_sgd.local_learner import (
 from pearl.local_sgd.parameters import TrainerParameters
 from pearl.local_sgd.shared_memory import AveragingServer
 from pearl.local_sgd.state_files import read_state, write_state
+from pearl.remote.bridge import EndedError
+from pearl.remote.learner_relay import _LearnerRelay
 from pearl.replay.schedules import Linear
 from pearl.spec import ReplaySpec
 
@@ -453,6 +457,36 @@ def test_damaged_states_are_refused(tmp_path):
     write_state(tmp_path / "damaged", arrays, scalars)
     with pytest.raises(CheckpointError, match="networks and optimizers of a Learner cannot be loaded"):
         LocalLearner(setup, 0, lambda layout: Alone([[0, 0], [1, 1]]), tmp_path / "damaged")
+
+
+def test_a_learner_that_dies_while_its_state_is_written_leaves_none(tmp_path, monkeypatch):
+    # On this machine: as if it was killed before the last file was in its place.
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "replace", interrupt)
+        killed.setattr(Path, "write_text", lambda path, text, **_: path.touch() or interrupt())
+        with pytest.raises(KeyboardInterrupt):
+            write_state(tmp_path / "here", {"rows": np.zeros(3)}, {"steps": 1})
+    assert read_state(tmp_path / "here") is None
+
+    # On a node that dies after the first piece of a file.
+    class Lost(_LearnerRelay):
+        def __init__(self):
+            self.pieces = [b"{"]
+
+        def _call(self, method, *arguments, group=None):
+            if not self.pieces:
+                raise EndedError("The node died.")
+            return self.pieces.pop()
+
+        _line = _shared = MagicMock()
+
+    with pytest.raises(EndedError):
+        Lost()._fetch_file(tmp_path / "there", "scalars.json", 100)
+    assert read_state(tmp_path / "there") is None
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def test_learners_that_die_too_often_end_the_run_with_their_error():

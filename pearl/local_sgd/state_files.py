@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pearl.algorithms.trainer import arrays_of
+from pearl.atomic_file import write_text
 from pearl.errors import CheckpointError
 from pearl.runtime.checkpoint_files import array_path, is_name, read_array, safetensors_of, write_array
 from pearl.runtime.trainer_state import load_module_tensors, module_tensors
@@ -38,7 +39,8 @@ def write_state(
         write_array(folder / array_path(name), array)
         beat()
     content = {"arrays": list(arrays), "scalars": {name: _plain(value) for name, value in scalars.items()}}
-    (folder / _SCALARS).write_text(json.dumps(content), encoding="utf-8")
+    # In one move: a Learner that is killed here leaves a state or none.
+    write_text(folder / _SCALARS, json.dumps(content), durable=False)
 
 
 def read_state(folder: Path) -> tuple[Arrays, Scalars] | None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from pearl.atomic_file import replace_file
 from pearl.errors import QueueClosedError
 from pearl.local_sgd.averaging import Average
 from pearl.local_sgd.local_learner import BETA, PROGRESS, LearnerSetup, ProcessSetup, TransitionQueue
@@ -315,7 +316,8 @@ class _LearnerRelay(Relay):
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise EndedError(f"It sent a file with the name {name!r}, which is no file of a state.")
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        with (folder / name).open("wb") as stream:
+        # In one move: if the node dies meanwhile, the host must not find a part of the last file, and take it for all.
+        with replace_file(folder / name, durable=False) as stream:
             while (offset := stream.tell()) < size:
                 if not (piece := self._call("state_piece", name, offset)):
                     raise OSError(f"The file {name} of {self.name} ended after {offset} of {size} bytes.")
