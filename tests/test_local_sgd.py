@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
+import subprocess
 import threading
 import time
 
@@ -352,6 +355,34 @@ def test_a_slow_learner_is_waited_for_but_a_server_that_is_gone_is_not(monkeypat
     unserved.join()
     with pytest.raises(QueueTimeoutError, match="Learner 0 has heard nothing of the averaging's server"):
         unserved.average(np.ones(9, np.float32), np.zeros(1))
+
+
+def test_a_learner_waits_for_a_server_whose_process_is_stopped(monkeypatch):
+    host = subprocess.Popen(["sleep", "600"])
+    try:
+        host.send_signal(signal.SIGSTOP)
+        with monkeypatch.context() as there:
+            there.setattr(os, "getpid", lambda: host.pid)
+            averages = server(1)
+        monkeypatch.setattr(shared_memory, "_PATIENCE_S", 0.1)
+        answers_at = time.monotonic() + 0.5
+
+        def meanwhile():
+            if time.monotonic() > answers_at:
+                averages.serve(0.0)
+
+        learner = SharedMemoryAverager(averages.link(0), LAYOUT, meanwhile)
+        learner.join()
+        assert learner.average(np.ones(9, np.float32), np.zeros(1)).version == 1
+        host.send_signal(signal.SIGCONT)
+        learner = SharedMemoryAverager(averages.link(0), LAYOUT)
+        learner.join()
+        with pytest.raises(QueueTimeoutError):
+            learner.average(np.ones(9, np.float32), np.zeros(1))
+        averages.close()
+    finally:
+        host.kill()
+        host.wait()
 
 
 def test_a_learner_is_silent_for_as_long_as_its_steps_may_take():

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -36,7 +38,7 @@ class _Averages:
 
     def __init__(self, learners: int, count: int, facts: int, bell: Bell) -> None:
         buffer = SharedBuffer(_native.Snapshot.nbytes(8 * (1 + learners * facts) + 4 * count))
-        self._attach(learners, count, facts, bell, buffer, SharedBuffer(8), create=True)
+        self._attach(learners, count, facts, bell, buffer, SharedBuffer(8), os.getpid(), create=True)
 
     def _attach(
         self,
@@ -46,10 +48,12 @@ class _Averages:
         bell: Bell,
         buffer: SharedBuffer,
         beats: SharedBuffer,
+        writer: int,
         *,
         create: bool,
     ) -> None:
-        self._state = learners, count, facts, bell, buffer, beats
+        self._state = learners, count, facts, bell, buffer, beats, writer
+        self._writer = writer
         self._beats = np.frombuffer(beats.memory, np.int64, 1)
         numbers = 1 + learners * facts
         self._snapshot = snapshot = _native.Snapshot(buffer.memory, 8 * numbers + 4 * count, create)
@@ -62,10 +66,10 @@ class _Averages:
         self._head = np.full(numbers, np.nan)
         self.facts = self._head[1:].reshape(learners, facts)
 
-    def __getstate__(self) -> tuple[int, int, int, Bell, SharedBuffer, SharedBuffer]:
+    def __getstate__(self) -> tuple[int, int, int, Bell, SharedBuffer, SharedBuffer, int]:
         return self._state
 
-    def __setstate__(self, state: tuple[int, int, int, Bell, SharedBuffer, SharedBuffer]) -> None:
+    def __setstate__(self, state: tuple[int, int, int, Bell, SharedBuffer, SharedBuffer, int]) -> None:
         self._attach(*state, create=False)
 
     def beat(self) -> None:
@@ -76,6 +80,15 @@ class _Averages:
     def beats(self) -> int:
         """How often the writer has given one. Any thread, any process."""
         return int(self._beats[0])
+
+    @property
+    def writer_is_stopped(self) -> bool:
+        """Whether the writer's process is suspended, as by Ctrl-Z or SIGSTOP. Any thread, any process."""
+        try:
+            status = Path(f"/proc/{self._writer}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:  # it has ended, or may not be seen
+            return False
+        return status.rpartition(")")[2].split()[0] in ("T", "t")
 
     @property
     def version(self) -> int:
@@ -170,8 +183,9 @@ def _messages(layout: ParameterLayout, facts: int, bell: Bell) -> ColumnQueue:
 class SharedMemoryAverager:
     """A Learner's side; see `Averager`. Raises TrainerError if the Learner's `layout` is not that of the server.
 
-    A wait for an average lasts as long as the server gives signs of life: only the server judges other Learners, which
-    may be slow, or make their first steps. `meanwhile` is called again and again during such a wait.
+    A wait for an average lasts as long as the server gives signs of life, or its process is stopped (Ctrl-Z): only the
+    server judges other Learners, which may be slow, or make their first steps. `meanwhile` is called again and again
+    during such a wait.
     """
 
     def __init__(self, link: Link, layout: ParameterLayout, meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -237,7 +251,9 @@ class SharedMemoryAverager:
         now = time.monotonic()
         if (beats := self._link.averages.beats) != self._server_beats:
             self._server_beats, self._heard_at = beats, now
-        elif now - self._heard_at > _PATIENCE_S:
+        elif (silent_s := now - self._heard_at) > _PATIENCE_S / 2 and self._link.averages.writer_is_stopped:
+            self._heard_at = now  # it goes on later, and so do the Learners
+        elif silent_s > _PATIENCE_S:
             raise QueueTimeoutError(
                 f"Learner {self._link.rank} has heard nothing of the averaging's server for {_PATIENCE_S:.0f} s: it is "
                 "gone or hangs. Stop the run and resume it from its checkpoint."
