@@ -12,6 +12,7 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import gymnasium as gym
 import numpy as np
@@ -30,7 +31,7 @@ from pearl.errors import CheckpointError, ConfigurationError, PearlError
 from pearl.exploration import EpsilonGreedy
 from pearl.ipc.queues import Bell
 from pearl.local_sgd.averaging import AveragingSpec
-from pearl.local_sgd.local_learner import LearnerSetup, LocalLearner
+from pearl.local_sgd.local_learner import LearnerProgress, LearnerSetup, LocalLearner
 from pearl.replay.schedules import Linear
 from pearl.runtime.learner_processes import LearnerProcesses, LearnersExperience
 from pearl.runtime.learners_session import LearnersSession
@@ -271,6 +272,17 @@ def test_a_killed_learner_is_replaced_and_the_run_goes_on(overlapped: Path, tmp_
     found = summary(tmp_path)
     assert (found["learners"]["replaced"], found["learners"]["overlap"]) == (1, 2)
     assert found["gradient_steps"] == sum(found["learners"]["gradient_steps"]) // 2, "those of the dead one count"
+
+
+def test_the_td_error_stays_while_all_learners_are_new() -> None:
+    found = [LearnerProgress(steps=4), LearnerProgress(steps=4)]
+    session = MagicMock(learners_spec=LearnersSpec(2), _steps=0, _busy_s=0.0)
+    session.report.td_error = 0.5
+    LearnersSession._count_steps(session, MagicMock(**{"progress.return_value": found}))
+    assert session.report.td_error == 0.5
+    found[1] = LearnerProgress(steps=8, td_error=0.25)
+    LearnersSession._count_steps(session, MagicMock(**{"progress.return_value": found}))
+    assert session.report.td_error == 0.25
 
 
 def test_ctrl_c_while_the_learners_start_ends_the_run(program: Path, tmp_path: Path) -> None:

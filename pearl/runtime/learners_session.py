@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -201,7 +202,9 @@ class LearnersSession(Session):
             return
         made, spent_s = steps - self._steps, busy_s - self._busy_s
         self._steps, self._busy_s = steps, busy_s
-        self.report.td_error = float(np.nanmean([one.td_error for one in found]))
+        errors = [one.td_error for one in found if not math.isnan(one.td_error)]
+        if errors:  # none where all were just replaced
+            self.report.td_error = float(np.mean(errors))
         self._flow.granted(made)
         self._flow.trained(made, busy_s=spent_s)
         self._telemetry.trained()
