@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 import pearl
 from pearl.actors.actor import ActorSetup
 from pearl.actors.process import ActorGroup
+from pearl.algorithms import DQN
 from pearl.cli import app
 from pearl.ipc.queues import WeightSyncQueue
 from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS
@@ -292,6 +293,21 @@ def test_serial_runs_repeat_and_resume_to_the_bit(tmp_path: Path, quick_profiles
     first, last = summary(tmp_path / "whole"), summary(tmp_path / "resumed")
     for same in ("env_steps", "gradient_steps", "episodes", "replay_ratio", "last", "best"):
         assert last[same] == first[same]
+
+
+def test_runs_one_after_the_other_in_a_process_leave_it_nothing(tmp_path: Path, quick_profiles: None) -> None:
+    again = tmp_path / "again.py"
+    make_program(tmp_path, trainer=DQN)
+    again.write_text("""
+import os, program
+counts = []
+for _ in range(3):
+    assert program.main() == 0
+    counts.append(len(os.listdir("/proc/self/fd")))
+assert counts[0] == counts[1] == counts[2], counts
+""")
+    code, output = run(again, "--serial", "--timesteps", "100", "--eval-episodes", "0", "--no-plot")
+    assert code == 0, output
 
 
 def test_data_of_few_or_slow_environments_are_trained_on_at_once(tmp_path: Path, quick_profiles: None) -> None:

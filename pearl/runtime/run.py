@@ -182,15 +182,10 @@ class Run(abc.ABC):
             logger.info(self._probed.preparation)
         for warning in self._probed.warnings:
             logger.warning(warning)
-        when_imported(self._set_up_torch)
+        when_imported(functools.partial(_set_up_torch, self.options.seed))  # without the run: torch may never come
         self.report.start_clock()
         self._supervisor.__enter__()
         return self
-
-    def _set_up_torch(self) -> None:
-        # The host's own inference (evaluations) is small: more threads would only compete with Actors and Learner.
-        torch.set_num_threads(1)
-        torch.manual_seed(self.options.seed)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -733,3 +728,9 @@ class Run(abc.ABC):
     def _warn_of_no_training(self) -> None:
         if self.counters.gradient_steps == self._steps_before and not self._supervisor.signalled:
             logger.warning("No training step was done. %s", self._data_flow.why_no_training())
+
+
+def _set_up_torch(seed: int) -> None:
+    # The host's own inference (evaluations) is small: more threads would only compete with Actors and Learner.
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)

@@ -53,6 +53,7 @@ class Supervisor:
         self._rrq: ReplayRequestQueue | None = None
         self._server: PolicyServerProcess | None = None
         self._bridge: RayBridge | None = None
+        _collect_earlier_run()
 
     def __enter__(self) -> Supervisor:
         self._interruption.__enter__()
@@ -62,14 +63,14 @@ class Supervisor:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._interruption.__exit__(kind, error, traceback)
+        _release_objects()
 
     # --- parties ----------------------------------------------------------------------------------------------------
 
     def launch(self, worker: LearnerSide) -> None:
         """Start the Learner's loop in its thread; in a serial run `run_inline` calls it."""
         self._workers.append(worker)
-        # Freeze live objects: torch steps trigger frequent GC.
-        gc.freeze()
+        _freeze_objects()
         if not self._serial:
             worker.launch()
 
@@ -239,3 +240,27 @@ class Supervisor:
             self.fail(error, "the policy server failed")
         except ActorError as error:
             self.fail(error, "actors failed")
+
+
+_has_frozen = False  # in an earlier run of this process, whose queues and replay are garbage by now
+
+
+def _freeze_objects() -> None:
+    """Keep the garbage collection, which steps in torch trigger often, from looking at what lives by now."""
+    global _has_frozen
+    gc.freeze()
+    _has_frozen = True
+
+
+def _release_objects() -> None:
+    """At a run's end: what is frozen is never collected."""
+    if _has_frozen:
+        gc.unfreeze()
+
+
+def _collect_earlier_run() -> None:
+    """Before a run: Python would collect the memory and descriptors of an earlier one only after many more."""
+    global _has_frozen
+    if _has_frozen:
+        _has_frozen = False
+        gc.collect()
