@@ -28,6 +28,12 @@ def limit_reached(error: BaseException) -> str | None:
                 f"Too many files are open: this process may have {_limit(resource.RLIMIT_NOFILE)} at once (ulimit -n). "
                 "Raise the limit in the shell that starts it: ulimit -n 1024."
             )
+        if number == errno.EFBIG and resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+            return (
+                f"A file, or memory that processes share, may have {_limit(resource.RLIMIT_FSIZE)} bytes in this "
+                f"process (ulimit -f), which are too few ({_said(cause)}). Raise the limit in the shell that starts "
+                "it: ulimit -f unlimited."
+            )
         if any(words in text for words in _THREADS):
             return (
                 f"No further thread or process can be started ({_said(cause)}). The user may have "

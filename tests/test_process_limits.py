@@ -75,6 +75,14 @@ def test_few_files_that_may_be_open(imports: str, work: str, tmp_path: Path) -> 
     assert "ulimit -n 1024" in said
 
 
+def test_small_files_that_may_be_written(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    imports, work = "from pearl.ipc.queues import WeightSyncQueue", "WeightSyncQueue(5000)"
+    program.write_text(PROGRAM.format(imports=imports, work=work))
+    said = under("ulimit -f 10", sys.executable, program, folder=tmp_path)
+    assert "may have 10,240 bytes in this process (ulimit -f), which are too few (OSError: [Errno 27] File" in said
+
+
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown() -> Path:
         raise RuntimeError("Could not determine home directory.")
@@ -105,7 +113,9 @@ def test_errors_that_a_limit_makes(error: Exception, said: str) -> None:
         assert said in found
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOENT, "No such file"), ValueError("x"), RuntimeError("deadlock")])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOENT, "No"), OSError(errno.EFBIG, "x"), ValueError("x"), RuntimeError("deadlock")]
+)
 def test_other_errors_are_no_limit(error: Exception) -> None:
     assert limit_reached(error) is None
 
