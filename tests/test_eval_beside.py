@@ -138,6 +138,21 @@ def test_a_killed_process_is_told_and_costs_only_its_evaluation() -> None:
             process.ask(1, 1)
 
 
+def test_a_process_that_hangs_is_ended() -> None:
+    trainer = trainer_of("CartPole-v1", TinyDQN, {})
+    with beside(trainer, ActorSpec("CartPole-v1")) as process:
+        process.take(trainer)
+        process.ask(2, 0)
+        answer(process)
+        assert process._process is not None
+        os.kill(process._process.pid, signal.SIGSTOP)
+        process._timeout_s = 0.5
+        process.ask(2, 0)
+        with pytest.raises(EvaluationProcessError, match=r"hung for \d s and was ended \(--actor-timeout\)"):
+            answer(process)
+        assert process._process.cause_of_death == "signal SIGKILL"
+
+
 def evaluator_of(program: Running) -> int | None:
     """The process of the evaluations, which is the younger of the program's two children; None before it has begun."""
     found = program.actor_pids()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import multiprocessing
 import os
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
@@ -16,6 +18,7 @@ from pearl.actors.actor import ActorSetup
 from pearl.actors.child_process import ChildProcess
 from pearl.actors.environment import register
 from pearl.actors.native_policy import NativePolicy
+from pearl.actors.report import Report
 from pearl.actors.shared_warnings import SharedWarnings
 from pearl.actors.standalone import standalone
 from pearl.algorithms.trainer import Trainer, TrainerLike, policy_snapshot, uses_masks
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("pearl.runtime")
 
 _LONGEST_END_S = 1.0
+_LONGEST_GAP_S = 1.0  # counted as silence between two looks: the host may have been busy or suspended
 
 
 def idle_cores(busy: float) -> float:
@@ -42,7 +46,8 @@ class EvaluationProcess:
 
     `setup` is that of an actor with a native policy in the environment of the evaluations. The process has environments
     like `envs`, which say for it that an episode was too long; with `shared_warnings`, it shows what nobody has shown.
-    One evaluation at a time: `ask`, then `answer` until it gives one.
+    It is ended if it makes no step for `timeout_s` while it plays. One evaluation at a time: `ask`, then `answer` until
+    it gives one.
     """
 
     def __init__(
@@ -51,9 +56,12 @@ class EvaluationProcess:
         trainer: TrainerLike,
         envs: EvaluationEnvs,
         shared_warnings: SharedWarnings | None = None,
+        timeout_s: float = math.inf,
     ) -> None:
         assert setup.policy is not None
         self._setup, self._envs, self._shared_warnings = setup, envs, shared_warnings
+        self._report, self._timeout_s = Report(), timeout_s
+        self._beats, self._silent_s, self._looked_at = -1, 0.0, 0.0
         self._masked = uses_masks(trainer)
         self._weights = WeightSyncQueue(len(_snapshot(trainer)))
         self._process: ChildProcess | None = None
@@ -68,6 +76,7 @@ class EvaluationProcess:
         if self._process is None:
             self._start()
         assert self._connection is not None
+        self._silent_s, self._looked_at = 0.0, time.monotonic()
         try:
             self._connection.send_bytes(json.dumps({"episodes": episodes, "seed": seed}).encode())
         except OSError as error:
@@ -76,11 +85,13 @@ class EvaluationProcess:
     def answer(self, timeout_s: float = 0.0) -> Evaluation | None:
         """The evaluation that was asked for; None while it is being played.
 
-        Raises EnvError with the environment's traceback if it fails, EvaluationProcessError if the process has died.
+        Raises EnvError with the environment's traceback if it fails, EvaluationProcessError if the process has died or
+        hangs.
         """
         assert self._connection is not None
         try:
             if not self._connection.poll(timeout_s):
+                self._check_silence()
                 return None
             found = json.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
@@ -97,11 +108,29 @@ class EvaluationProcess:
         setup, environment = alone if alone is not None else (self._setup, None)
         self._process = ChildProcess(
             _evaluate_for_ever,
-            (setup, environment, self._envs.most_steps, self._masked, self._weights, theirs, self._shared_warnings),
+            (
+                *(setup, environment, self._envs.most_steps, self._masked, self._weights, theirs, self._report),
+                self._shared_warnings,
+            ),
             "evaluations",
             without_program=alone is not None,
         )
         theirs.close()
+
+    def _check_silence(self) -> None:
+        """Raise EvaluationProcessError, and end the process, if it has made no step for too long."""
+        now = time.monotonic()
+        passed_s, self._looked_at = now - self._looked_at, now
+        if (beats := self._report.beats) != self._beats:
+            self._beats, self._silent_s = beats, 0.0
+            return
+        self._silent_s += min(passed_s, _LONGEST_GAP_S)
+        if self._silent_s > self._timeout_s:
+            assert self._process is not None
+            self._process.kill()
+            raise EvaluationProcessError(
+                f"The process of the evaluations hung for {self._silent_s:.0f} s and was ended (--actor-timeout)"
+            )
 
     def _death(self) -> EvaluationProcessError:
         assert self._process is not None
@@ -120,7 +149,7 @@ class EvaluationProcess:
 
 
 class EvaluationProcessError(Exception):
-    """The process of the evaluations has died; its evaluation is lost, and nothing else."""
+    """The process of the evaluations has died or hung; its evaluation is lost, and nothing else."""
 
 
 def _evaluate_for_ever(
@@ -130,6 +159,7 @@ def _evaluate_for_ever(
     masked: bool,
     weights: WeightSyncQueue,
     requests: Connection,
+    report: Report,
     shared_warnings: SharedWarnings | None,
 ) -> None:
     """Main function of the process: until the other end closes."""
@@ -141,6 +171,11 @@ def _evaluate_for_ever(
     policy, envs = NativePolicy(setup.policy), EvaluationEnvs(setup.spec, most_steps)
     logger.disabled = True  # the program says what `envs` would
     act: Callable[..., np.ndarray] = policy.act
+
+    def goes_on() -> bool:
+        report.beat()
+        return False
+
     while True:
         try:
             request = json.loads(requests.recv_bytes())
@@ -149,7 +184,7 @@ def _evaluate_for_ever(
         if (flat := weights.poll()) is not None:
             act = _acting(policy, len(setup.policy.weights), flat)
         try:
-            found = play(act, envs, request["episodes"], request["seed"], masked=masked)
+            found = play(act, envs, request["episodes"], request["seed"], goes_on, masked=masked)
         except EnvError as error:
             envs.close()
             reply: dict[str, object] = {"error": str(error)}

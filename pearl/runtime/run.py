@@ -360,16 +360,21 @@ class Run(abc.ABC):
         self._telemetry.watch_actors(dcqs)
         if self._bench is not None:
             self._bench.launched(len(dcqs), self._flow)
-        timeout_s = self.actors.timeout_s if self.options.actor_timeout_s is None else self.options.actor_timeout_s
         self._supervisor.launch_actors(
-            self._served(self._actor_setups(len(dcqs)), wsq, timeout_s),
+            self._served(self._actor_setups(len(dcqs)), wsq, self._timeout_s),
             dcqs,
             wsq,
-            timeout_s=timeout_s,
+            timeout_s=self._timeout_s,
             shared_warnings=self._shared_warnings,
             statistics=None if self._statistics is None else self._statistics.snapshot,
             ray=self._ray,
         )
+
+    @property
+    def _timeout_s(self) -> float:
+        """Seconds without a step after which environments count as hung; 0: never."""
+        given = self.options.actor_timeout_s
+        return self.actors.timeout_s if given is None else given
 
     def _served(self, setups: Sequence[ActorSetup], wsq: WeightSyncQueue, timeout_s: float) -> Sequence[ActorSetup]:
         """The setups with the services of a policy server, which starts now, if there is to be one."""
@@ -593,7 +598,9 @@ class Run(abc.ABC):
             self._may_be_beside = False
             return False
         setup = dataclasses.replace(self._actor_setups(1)[0], spec=self.actors.evaluation)
-        self._evaluator.beside = EvaluationProcess(setup, self.trainer, self._evaluation_envs, self._shared_warnings)
+        self._evaluator.beside = EvaluationProcess(
+            *(setup, self.trainer, self._evaluation_envs, self._shared_warnings), timeout_s=self._timeout_s or math.inf
+        )
         return True
 
     def _judge(self, evaluate: Callable[[], Evaluation | None]) -> None:
