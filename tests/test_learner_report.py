@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from test_vendor_report import BOARD, REPORTS, TREE, composed
+from trainers import TinyDQN
 
 from composer.calibration import CalibrationStore
 from composer.fpga.imported_replay import import_learner, import_report, import_training
@@ -202,6 +204,14 @@ def test_builds_that_no_program_has_are_refused(arguments: tuple[Any, ...], expe
 # --- into the matrix -------------------------------------------------------------------------------------------------
 
 
+class RMSpropDQN(TinyDQN):
+    """Its optimizer is one that no FPGA's Learner has."""
+
+    def build(self) -> None:
+        super().build()
+        self.optimizer = torch.optim.RMSprop([self._q_flat.parameter])
+
+
 def test_the_build_of_a_trainer_is_what_the_recipe_would_be_told() -> None:
     box, discrete = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2)
     torques = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -264,6 +274,14 @@ def test_imported_steps_stand_in_the_matrix(
     for changes in ({"hidden_sizes": (21,)}, {"double": True}):
         row = composed(tmp_path, capacity=256, settings={**settings, **changes}).matrix["board"]
         assert row.learner.step.source == row.pair.learner.step.source == "modelled"
+    for trainer, changes, reason in (
+        (TinyDQN, {"implementation": "torch"}, "no torch Learner for FPGAs"),
+        (RMSpropDQN, {}, "RMSprop"),
+    ):
+        row = composed(tmp_path, capacity=256, trainer=trainer, settings={**settings, **changes}).matrix["board"]
+        assert isinstance(row.learner, MissingCell), "a report says nothing of what FPGAs cannot run"
+        assert reason in row.learner.reason
+        assert isinstance(row.pair, MissingCell)
 
 
 def test_a_tree_that_the_joined_report_is_not_of(joined: VendorReport) -> None:

@@ -19,12 +19,13 @@ from composer.fpga.reported_stages import imported
 from composer.fpga.vendor_report import VendorReport, VendorResources
 from composer.matrix import AssignmentMatrix, MatrixRow, MissingCell, PairCell
 from composer.measurement import Measurement
-from composer.modelled_rows import learner_cell, program_space
+from composer.modelled_rows import FPGA_LEARNER, learner_cell, program_space
 from composer.platform import Platform
 from pearl import __version__
 from pearl.algorithms.trainer import make_trainer
-from pearl.backends import backend_of
+from pearl.backends import AUTO, backend_of
 from pearl.backends.fpga import ESTIMATOR
+from pearl.backends.fpga.learner import FpgaLearner
 from pearl.backends.fpga.replay import check_design
 from pearl.backends.model.device import FpgaParameters
 from pearl.devices.description import Device
@@ -166,6 +167,9 @@ class _Imports:
         return [ReplayTree(replay.capacity, fanout) for fanout in fanouts]
 
     def _builds(self) -> list[LearnerBuild]:
+        forced = self._problem.implementation
+        if forced not in (AUTO, FPGA_LEARNER) or FpgaLearner.supports(self._trainer) is not None:
+            return []
         most = min(self._batch, _MOST_COPIES)
         one = LearnerBuild.of(self._trainer, self._batch)
         return [] if one is None else [dataclasses.replace(one, copies=copies) for copies in range(1, most + 1)]
