@@ -139,6 +139,18 @@ def test_scripts_are_not_executed_nor_is_what_stands_in_their_text(tmp_path: Pat
         read_vendor_report(report)
 
 
+def test_names_cannot_command_a_terminal(copied: Path) -> None:
+    for name in ("info", "summary", "loop_attr"):
+        file = copied / "reports" / "resources" / "json" / f"{name}.json"
+        text = file.read_text().replace("Agilex7", "\\u001b[2JAgilex7")
+        file.write_text(text.replace("pearl_replay_level1", "\\u001b]0;title\\u0007pearl_replay_level1"))
+    shown = CliRunner().invoke(app, ["fpga-report", str(copied)])
+    assert shown.exit_code == 0
+    assert "?[2JAgilex7" in shown.output
+    assert "| ?]0;title?" in shown.output
+    assert "\x1b" not in shown.output
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 

@@ -206,13 +206,13 @@ class _Document:
         )
 
     def get(self, record: object, key: str, kind: type[Any] | tuple[type[Any], ...], where: str) -> Any:
-        """`record[key]`, which must be of this kind."""
+        """`record[key]`, which must be of this kind; of a text, what is no letter to print becomes "?"."""
         if not isinstance(record, dict):
             raise self.fail(f"an object with {key!r} in {where}", record)
         value = record.get(key)
         if not isinstance(value, kind) or isinstance(value, bool):
             raise self.fail(f"{key!r} in {where}", value)
-        return value
+        return "".join(c if c.isprintable() else "?" for c in value) if isinstance(value, str) else value
 
     def children(self, record: Mapping[str, Any], where: str) -> list[Any]:
         """The children of a record, which may have none."""
