@@ -342,8 +342,11 @@ def test_what_the_pipeline_cannot_train_is_named() -> None:
     for algorithm in (DDPG, TD3, SAC):
         assert FpgaLearner.supports(algorithm(BOX_OBS, BOX_ACTIONS)) is None
     plain = Plain(box, spaces.Discrete(3))
-    with pytest.raises(ConfigurationError, match="unroll must be a power of two; found 3"):
-        FpgaLearner(plain, unroll=3)
+    for factor in (3, 2**31):
+        with pytest.raises(ConfigurationError, match=f"unroll must be a power of two up to 1,048,576; found {factor}"):
+            FpgaLearner(plain, unroll=factor)
+    with pytest.raises(ConfigurationError, match=r"or a list for each network .* \(\(256, 32\),\); found \[16, 4\]"):
+        FpgaLearner(plain, unroll=[16, 4])
     with pytest.raises(TrainerError, match="takes an unroll factor for each of its 2 layers; found 3"):
         FpgaLearner(plain, unroll=[[16, 4, 1]])
     with pytest.raises(ConfigurationError, match="sub_batches"):

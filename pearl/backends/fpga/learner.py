@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("pearl.learner")
 
+_MOST_UNROLL = 1 << 20  # more than any layer has multiply-accumulates to run in parallel
+
 
 class FpgaLearner(SharedMemoryLearner):
     """Trains `trainer` by a pipeline with a stage for each layer (PEARL Sec. V-B, Fig. 7; CF'22 Sec. 3.2).
@@ -150,10 +152,16 @@ class JoinedTraining:
 
 def _factors(unroll: int | Sequence[Sequence[int]]) -> list[list[int]]:
     """One list for each network, or a single list with the factor for all layers."""
-    networks = [[unroll]] if isinstance(unroll, int) else [list(layers) for layers in unroll]
+    try:
+        networks = [[unroll]] if isinstance(unroll, int) else [list(layers) for layers in unroll]
+    except TypeError:
+        raise ConfigurationError(
+            "unroll must be a power of two, or a list for each network with one for each of its layers, as in "
+            f"((256, 32),); found {unroll!r}."
+        ) from None
     for factor in (factor for layers in networks for factor in layers):
-        if type(factor) is not int or factor < 1 or factor & (factor - 1):
-            raise ConfigurationError(f"unroll must be a power of two; found {factor!r}.")
+        if type(factor) is not int or not 1 <= factor <= _MOST_UNROLL or factor & (factor - 1):
+            raise ConfigurationError(f"unroll must be a power of two up to {_MOST_UNROLL:,}; found {factor!r}.")
     return networks
 
 
