@@ -141,6 +141,7 @@ def test_kernels_are_those_that_reports_are_read_for(generator: Path, algorithm:
     ("words", "expected"),
     [
         (("fanout=3",), "Fanout must be a power of two from 2 to 256; found 3."),
+        (("design=learner", "capacity=0x40"), "capacity must be a whole number from 1 to 1048576; found 0x40."),
         (("capacity=0",), "capacity must be a whole number from 1 to 1048576; found 0."),
         (("design=both",), "design must be one of replay, learner, training; found both."),
         (("size=3",), "Expected NAME=VALUE, of the names activation, algorithm, batch, capacity, copies, design,"),
@@ -157,6 +158,13 @@ def test_what_no_program_is_generated_for_is_said(generator: Path, words: tuple[
     assert refused.returncode == 1
     assert expected in refused.stderr
     assert refused.stdout == ""
+
+
+def test_a_host_check_has_the_numbers_that_its_program_has(generator: Path) -> None:
+    """In C++ a number that begins with 0 is octal."""
+    said = [generate(generator, "design=training", *words) for words in (TINY, ("network=4,020,2,", *TINY[1:]))]
+    assert said[0] == said[1]
+    assert generate(generator, "capacity=0300") == generate(generator, "capacity=300")
 
 
 def test_the_recipe_generates_what_its_options_say(recipe: Path, generator: Path) -> None:

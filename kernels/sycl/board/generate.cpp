@@ -58,6 +58,8 @@ int number(const std::string& name, const std::string& text, int most) {
   return value;
 }
 
+int capacity_of(const Words& words) { return number("capacity", words.at("capacity"), 1 << 20); }
+
 int choice(const std::string& name, const std::string& text, const std::vector<std::string>& choices) {
   const auto found = std::find(choices.begin(), choices.end(), text);
   if (found == choices.end()) {
@@ -137,7 +139,7 @@ LearnerShape learner_of(const Words& words) {
 std::string sizes_of(const Words& words, const LearnerShape* learner) {
   std::ostringstream text;
   text << "\n// What the host must know of the design.\nnamespace design {\n\n"
-       << "inline constexpr std::uint32_t kCapacity = " << words.at("capacity") << ";\n";
+       << "inline constexpr std::uint32_t kCapacity = " << capacity_of(words) << ";\n";
   if (learner != nullptr) {
     text << "inline constexpr bool kActorCritic = " << (learner->actor_critic ? "true" : "false")
          << ", kDouble = " << (learner->double_q ? "true" : "false") << ";\n"
@@ -145,7 +147,9 @@ std::string sizes_of(const Words& words, const LearnerShape* learner) {
          << "inline constexpr std::uint32_t kRows = " << learner->rows << ";\n"
          << "inline constexpr int kRule = " << learner->rules[0] << ";\n"
          << "inline constexpr bool kTanh = " << (words.at("activation") == "tanh" ? "true" : "false") << ";\n"
-         << "inline constexpr int kWidths[] = {" << words.at("network") << "};\n";
+         << "inline constexpr int kWidths[] = {" << learner->observations;
+    for (const LayerShape& layer : learner->networks.front()) text << ',' << layer.outputs;
+    text << "};\n";
   }
   text << "\n}  // namespace design\n";
   return text.str();
@@ -159,7 +163,7 @@ int main(int count, char** arguments) {
     const int design = choice("design", words.at("design"), {"replay", "learner", "training"});
     const int pipe_items = number("pipe_items", words.at("pipe_items"), 1 << 16);
     const auto tree = [&] {
-      return pearl::device::TreeShape::of(number("capacity", words.at("capacity"), 1 << 20),
+      return pearl::device::TreeShape::of(capacity_of(words),
                                           static_cast<unsigned>(number("fanout", words.at("fanout"), 256)));
     };
     if (design == 0) {
@@ -167,9 +171,10 @@ int main(int count, char** arguments) {
       return 0;
     }
     const LearnerShape learner = learner_of(words);
+    const std::string sizes = sizes_of(words, &learner);
     std::cout << ahead_of_time(design == 1 ? pearl::device::learner_program(learner, pipe_items)
                                            : pearl::device::training_program(tree(), learner, pipe_items))
-              << sizes_of(words, &learner);
+              << sizes;
   } catch (const Error& error) {
     std::cerr << error.what() << '\n';
     return 1;
