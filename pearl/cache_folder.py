@@ -49,10 +49,10 @@ def keeps_kernels(folder: Path, setting: str = "PEARL_CACHE_DIR") -> bool:
         make_private(folder)
     except OSError as error:
         log.warning(
-            "Kernels are compiled again in every process: %s cannot be made (%s). Set PEARL_CACHE_DIR to a writable "
-            "folder.",
+            "Kernels are compiled again in every process: %s cannot be made (%s). Set %s to a writable folder.",
             folder,
             error.strerror or error,
+            setting,
         )
         return False
     check_private(folder, setting)

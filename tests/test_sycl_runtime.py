@@ -20,6 +20,7 @@ from composer.platform import Platform
 from pearl.backends.sycl import device as sycl
 from pearl.backends.sycl import runtime as sycl_runtime
 from pearl.backends.sycl.selector import sycl_filter
+from pearl.cache_folder import keeps_kernels
 from pearl.devices import Device, discover
 from pearl.errors import ConfigurationError, DeviceError
 
@@ -449,6 +450,15 @@ def test_what_is_compiled_is_kept_apart_by_version_and_source(tmp_path: Path) ->
     own = Path(run_python(SHOW.format(before=""), SYCL_CACHE_DIR=tmp_path / "own").split()[1])
     assert own == tmp_path / "own" / folders[0].name
     assert Path(run_python(SHOW.format(before=""), SYCL_CACHE_DIR=own).split()[1]) == own
+
+
+@pytest.mark.parametrize("setting", ["PEARL_CACHE_DIR", "SYCL_CACHE_DIR"])
+def test_a_cache_that_cannot_be_made_names_the_setting_that_chose_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, setting: str
+) -> None:
+    (tmp_path / "file").touch()
+    assert not keeps_kernels(tmp_path / "file" / "sycl", setting)
+    assert f"Set {setting} to a writable folder." in caplog.text
 
 
 @pytest.mark.sycl
