@@ -28,7 +28,7 @@ from composer.modelled_rows import ModelledWork, fpga_row, processor_row
 from composer.platform import Platform
 from pearl.algorithms import DDPG, SAC, TD3
 from pearl.algorithms.trainer import make_trainer
-from pearl.backends.model.device import CPU_PARAMETERS, model_parameters
+from pearl.backends.model.device import CPU_PARAMETERS, GPU_PARAMETERS, FpgaParameters, model_parameters
 from pearl.devices import Device
 from pearl.errors import ConfigurationError, GenerationError, TrainerError
 
@@ -63,7 +63,8 @@ def test_a_selector_replaces_parameters() -> None:
     assert model_parameters("cpu", "") == CPU_PARAMETERS
     found = model_parameters("cpu", " sample_ns = 10 ; operation_us=2.2e1;")
     assert found == dataclasses.replace(CPU_PARAMETERS, sample_ns=10.0, operation_us=22.0)
-    assert model_parameters("fpga", "dies=3").dies == 3  # type: ignore[union-attr]
+    assert model_parameters("fpga", "dies=3;arithmetic_cycles=0") == FpgaParameters(dies=3)
+    assert model_parameters("gpu", "level_us=0.0") == dataclasses.replace(GPU_PARAMETERS, level_us=0.0)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,8 @@ def test_a_selector_replaces_parameters() -> None:
         ("cpu", "update_ns=__import__('os')", "number above 0"),
         ("fpga", "dies=1.5", "whole number from 1 to 64; found '1.5'"),
         ("fpga", "dies=1000", "whole number from 1 to 64"),
+        ("fpga", "arithmetic_cycles=65", "whole number from 0 to 64; found '65'"),
+        ("gpu", "level_us=-1", "number of at least 0; found '-1'"),
         ("fpga", "block_kbit=36", "must be 18 or 20"),
         ("fpga", "operation_us=5", "expected one of dies, dsp_per_mac, block_kbit"),
     ],

@@ -81,19 +81,28 @@ ModelParameters: TypeAlias = "ProcessorParameters | FpgaParameters"
 
 _DEFAULTS: dict[str, ModelParameters] = {"cpu": CPU_PARAMETERS, "gpu": GPU_PARAMETERS, "fpga": FpgaParameters()}
 _BLOCKS_KBIT = (18, 20)
+_MAY_BE_0 = ("level_us", "messages_us", "arithmetic_cycles")  # a device can be without
 
 
 def model_parameters(kind: str, selector: str) -> ModelParameters:
     """The parameters of a modelled device of `kind` ("cpu", "gpu" or "fpga") whose row has this selector.
 
     Raises ConfigurationError for a key that is unknown or given twice, and for a value that is not a plain number
-    above 0 (of an FPGA: a whole number).
+    above 0 (of an FPGA: a whole number up to 64); those in _MAY_BE_0 may be 0.
     """
     defaults = _DEFAULTS[kind]
     known = [f.name for f in dataclasses.fields(defaults)]
     form = f"of a {kind} is empty or reads like '{known[0]}={getattr(defaults, known[0])}', with ; between several"
     whole = isinstance(defaults, FpgaParameters)
-    values = key_values(selector, known, backend="model", form=form, may_be_empty=True, most=64 if whole else None)
+    values = key_values(
+        selector,
+        known,
+        backend="model",
+        form=form,
+        may_be_empty=True,
+        most=64 if whole else None,
+        may_be_0=_MAY_BE_0,
+    )
     if whole:
         values = {key: int(value) for key, value in values.items()}
     if values.get("block_kbit", 18) not in _BLOCKS_KBIT:
