@@ -248,7 +248,8 @@ class ReplayPipeline(wiring.Component):
     with `assigns`) after its acceptance: from then on targets may be drawn from it, though the update is still passing
     through the levels.
 
-    `leaves` `(slots,)`, each below `2 ** leaf_bits`, are the tree's contents when the device is configured.
+    `leaves` `(slots,)`, each below `2 ** leaf_bits`, are the tree's contents when the device is configured. A reset
+    restores the root alone, not the memories, and drops updates on their way: configure the device again instead.
     """
 
     def __init__(self, shape: TreeShape, leaves: NDArray[np.uint64] | None = None) -> None:
