@@ -272,6 +272,9 @@ def test_what_does_not_fit_is_refused():
         GaeShape(2).rollout_cycles(1025)
     with pytest.raises(ConfigurationError, match="gamma must lie"):
         Coefficients.of(GaeShape(2), 1.01, 0.95)
-    with pytest.raises(ConfigurationError, match="fewer fraction bits"):
-        CodeScale.of(Codes(np.zeros((1, 1), np.uint8), -800.0, 5.0), FRACTION_BITS)
+    for offset, scale in ((-800.0, 5.0), (np.nan, 1.0), (0.0, np.inf)):
+        with pytest.raises(ConfigurationError, match="fewer fraction bits"):
+            CodeScale.of(Codes(np.zeros((1, 1), np.uint8), offset, scale), FRACTION_BITS)
+    with pytest.raises(ConfigurationError, match=r"codes of up to 8 bits \(uint8\); found uint16"):
+        CodeScale.of(quantized(np.zeros((1, 1)), 9, 0.0, 1.0, restored=False), FRACTION_BITS)
     assert fixed(np.array([1e9, -1e9, 0.25]), FRACTION_BITS).tolist() == [HIGHEST, LOWEST, 2**14]

@@ -71,16 +71,25 @@ class CodeScale:
 
     @classmethod
     def of(cls, codes: Codes, fraction_bits: int) -> CodeScale:
-        """Round to nearest. Raises ConfigurationError where the scale or a decoded number does not fit."""
-        found = cls(round(codes.offset * 2**fraction_bits), round(codes.scale * 2 ** (fraction_bits + SCALE_FRACTION)))
-        extremes = found.decoded(np.array([0, 2**CODE_BITS - 1]))
-        limit = 2.0 ** (SCALE_BITS - SCALE_FRACTION - fraction_bits)
-        if not 0 <= found.scale < 2**SCALE_BITS or extremes[0] < LOWEST or extremes[1] > HIGHEST:
+        """Round to nearest.
+
+        Raises ConfigurationError for codes of more than CODE_BITS bits, and where the scale or a decoded number does
+        not fit.
+        """
+        if codes.codes.dtype != np.uint8:
             raise ConfigurationError(
-                f"Codes of offset {codes.offset:g} and scale {codes.scale:g} do not fit {NUMBER_BITS}-bit numbers with "
-                f"{fraction_bits} fraction bits and scales below {limit:g}: use fewer fraction bits."
+                f"The array takes codes of up to {CODE_BITS} bits (uint8); found {codes.codes.dtype}. Use fewer bits."
             )
-        return found
+        offset, scale = codes.offset * 2.0**fraction_bits, codes.scale * 2.0 ** (fraction_bits + SCALE_FRACTION)
+        if LOWEST <= offset <= HIGHEST and 0 <= scale < 2**SCALE_BITS:
+            found = cls(round(offset), round(scale))
+            if found.scale < 2**SCALE_BITS and found.decoded(np.array(2**CODE_BITS - 1)) <= HIGHEST:
+                return found
+        limit = 2.0 ** (SCALE_BITS - SCALE_FRACTION - fraction_bits)
+        raise ConfigurationError(
+            f"Codes of offset {codes.offset:g} and scale {codes.scale:g} do not fit {NUMBER_BITS}-bit numbers with "
+            f"{fraction_bits} fraction bits and scales below {limit:g}: use fewer fraction bits."
+        )
 
     def decoded(self, codes: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers, rounded to nearest, halves up."""
