@@ -441,6 +441,18 @@ def test_ctrl_c_in_the_final_evaluation_keeps_what_was_trained(tmp_path: Path, q
     assert (results / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_learning_curve_that_matplotlib_cannot_draw_does_not_fail_the_run(
+    programs: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPLBACKEND", "no_backend")  # a notebook sets a name like this for what it starts
+    code, output = run(
+        programs[1], "--timesteps", "200", "--eval-episodes", "0", "--plot", "--run-dir", str(tmp_path / "results")
+    )
+    assert code == 0, output
+    assert re.search(r"Learning curve: none: ValueError: Key backend: .no_backend.", output)
+    assert "Logs:" in output
+
+
 def test_ctrl_c_while_actors_start_is_quiet(programs: dict[int, Path], tmp_path: Path) -> None:
     with running(programs[1], "--timesteps", "500000", "--run-dir", str(tmp_path)) as program:
         pids = program.until(program.actor_pids)

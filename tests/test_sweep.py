@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from policies import command
 
 from composer.spec_overrides import parse_overrides, parse_value, toml_text
@@ -257,6 +258,17 @@ def test_a_table_that_cannot_be_written_is_named(spec: SweepSpec, tmp_path: Path
     done = command("sweep", spec.path, "--trials", 1, "--folder", tmp_path / "s")
     assert done.exit_code == 1
     assert "cannot take sweep.csv and sweep.png: Is a directory" in done.stderr
+
+
+def test_a_picture_that_matplotlib_cannot_draw_leaves_the_table(
+    spec: SweepSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue(spec, tmp_path / "s", (0.01, 32))
+    monkeypatch.setattr(Figure, "savefig", lambda *args, **kwargs: 1 / 0)  # stands for text.usetex without LaTeX
+    done = command("sweep", spec.path, "--trials", 1, "--folder", tmp_path / "s")
+    assert done.exit_code == 0, done.output
+    assert len(table(tmp_path / "s")) == 1
+    assert re.search(r"Picture: none: ZeroDivisionError.*\nBest: ", done.output)
 
 
 def test_a_sweep_of_failures_says_so(spec: SweepSpec, tmp_path: Path) -> None:

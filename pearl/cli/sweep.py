@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pearl.cli.app import app, examples
 from pearl.cli.output import console
+from pearl.error_place import described
 from pearl.errors import GenerationError
 from pearl.extras import import_extra
 from pearl.process_limits import check_address_space
+
+if TYPE_CHECKING:
+    from composer.sweep.spec import SweepSpec
+    from composer.sweep.study import TrialRow
 
 
 @app.command(
@@ -36,7 +42,7 @@ def _sweep(
     """
     import_extra("optuna", "sweep", "A sweep")
     check_address_space()
-    from composer.sweep.result import best_command, draw, ranked, result_table, write_table
+    from composer.sweep.result import best_command, ranked, result_table, write_table
     from composer.sweep.spec import read_sweep
     from composer.sweep.sweep import run_sweep
 
@@ -49,15 +55,28 @@ def _sweep(
     console().print(result_table(found, rows))
     try:
         write_table(found, rows, place / "sweep.csv")
-        draw(found, rows, place / "sweep.png")
+        picture = _drawn(found, rows, place / "sweep.png")
     except OSError as error:
         raise GenerationError(
             f"{place} cannot take sweep.csv and sweep.png: {error.strerror or error}. The trials are kept in study.db: "
             "the same command writes them."
         ) from error
-    print(f"Table:   {place / 'sweep.csv'}\nPicture: {place / 'sweep.png'}")
+    print(f"Table:   {place / 'sweep.csv'}\nPicture: {picture}")
     best = ranked(rows)[0] if rows else None
     if best is None or best.state != "complete":
         raise typer.Exit(code or 1)
     print(f"Best:    trial {best.number}, in {place / best.folder}\n{best_command(found, best)}")
     raise typer.Exit(code)
+
+
+def _drawn(spec: SweepSpec, rows: Sequence[TrialRow], path: Path) -> Path | str:
+    """Draw the picture; return its path, or why there is none. Raises OSError."""
+    from composer.sweep.result import draw
+
+    try:
+        draw(spec, rows, path)
+    except OSError:
+        raise
+    except Exception as error:  # matplotlib may raise anything, by settings of the user (MPLBACKEND, text.usetex)
+        return f"none: {described(error)}"
+    return path

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pearl.algorithms.trainer import Trainer, TrainerLike
+from pearl.error_place import described
 from pearl.errors import ConfigurationError
 from pearl.runtime.evaluation import Evaluation
 from pearl.runtime.experience import Experience
@@ -372,3 +373,5 @@ class Reporter:
             return plot_learning_curve(self._options.run_dir, title=title)
         except (OSError, ConfigurationError) as error:
             return f"none: {error}"
+        except Exception as error:  # matplotlib may raise anything, by settings of the user (MPLBACKEND, text.usetex)
+            return f"none: {described(error)}"
