@@ -243,12 +243,13 @@ class _SpecFile:
         if learners := self._table("learners"):
             with self._naming("learners"):
                 composer.set_learners(learners.pop("count", LearnersSpec.count), **learners)
+        rollout, training = self._table("rollout"), self._table("training")
         with self._naming("rollout"):
-            composer.set_rollout(**self._table("rollout"))
+            composer.set_rollout(**rollout)
         if "replay" in self.document or not (composer.learns_from_rollouts or composer.chooses_settings):
             self._set_replay(composer)
         with self._naming("training"):
-            composer.set_training(**self._table("training"))
+            composer.set_training(**training)
         return composer, self._program(output)
 
     # --- tables -----------------------------------------------------------------------------------------------------
