@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
+import textwrap
 from typing import Any
 
 import gymnasium as gym
@@ -254,3 +257,27 @@ def test_the_composer_measures_the_kinds_when_asked(
 def test_a_kind_that_does_not_exist() -> None:
     with pytest.raises(ConfigurationError, match=r"must be one of sync, async, .*; found 'threads'"):
         ActorSpec("CartPole-v1", vectorization="threads")  # type: ignore[arg-type]
+
+
+def test_older_gymnasium_will_do() -> None:
+    """Before 1.4, VectorWrapper is not generic; before 1.3, Discrete takes no dtype."""
+    script = """
+        import gymnasium as gym
+        from typing import Any
+
+        class VectorWrapper(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]): ...
+
+        class Discrete(gym.spaces.Discrete):
+            def __init__(self, n, seed=None, start=0):
+                super().__init__(n, seed, start)
+
+        gym.vector.VectorWrapper, gym.spaces.Discrete = VectorWrapper, Discrete
+        from pearl.actors.environment import make_vector_env
+        from pearl.policy.plain_values import space_from_json, space_to_json
+        from pearl.spec import ActorSpec
+
+        make_vector_env(ActorSpec("CartPole-v1")).close()
+        space = Discrete(3, start=2)
+        assert space_from_json(space_to_json(space)) == space
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=120)

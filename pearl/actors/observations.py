@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -18,6 +18,11 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from pearl.errors import EnvError
+
+if TYPE_CHECKING:
+    AnyVectorWrapper = gym.vector.VectorWrapper[Any, Any, Any, Any, Any]
+else:  # before Gymnasium 1.4, the class is not generic
+    AnyVectorWrapper = gym.vector.VectorWrapper
 
 _ONE_HOT = (spaces.Discrete, spaces.MultiDiscrete)
 _NESTED = (spaces.Dict, spaces.Tuple)
@@ -188,7 +193,7 @@ def prepare_vector(vector: gym.vector.VectorEnv[Any, Any, Any]) -> gym.vector.Ve
     return _FlattenedVector(vector)
 
 
-class _FlattenedVector(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+class _FlattenedVector(AnyVectorWrapper):
     """Flattens the observations of a vector, last ones (`final_obs`) too, which Gymnasium's own wrapper refuses."""
 
     def __init__(self, vector: gym.vector.VectorEnv[Any, Any, Any]) -> None:

@@ -23,7 +23,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from pearl.action_masks import mask_env
 from pearl.actors.atari_wrappers import Preprocessing, check_counterpart, make_game
-from pearl.actors.observations import one_of, prepare_env, prepare_vector
+from pearl.actors.observations import AnyVectorWrapper, one_of, prepare_env, prepare_vector
 from pearl.errors import EnvError
 from pearl.spec import ACTION_MASK, ActorSpec
 
@@ -235,7 +235,7 @@ class _Pool(VectorEnv[Any, Any, Any]):
         self._pool = None
 
 
-class _SmallSeeds(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+class _SmallSeeds(AnyVectorWrapper):
     """Seeds that the vector's 32-bit integers hold, also for the last environment."""
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
@@ -290,7 +290,7 @@ def _single_mask(info: dict[str, Any]) -> dict[str, Any]:
     return {**info, ACTION_MASK: info[ACTION_MASK][0]} if ACTION_MASK in info else info
 
 
-class ResetInStep(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+class ResetInStep(AnyVectorWrapper):
     """Resets in the same step the environments of a vector that leaves resetting to its user (`DISABLED`)."""
 
     def __init__(self, vector: AnyVector) -> None:

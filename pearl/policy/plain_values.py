@@ -117,7 +117,10 @@ def space_from_json(found: Any) -> gym.Space[Any]:
             low, high = (_expanded(found[name], shape, dtype) for name in ("low", "high"))
             return spaces.Box(low, high, shape, dtype.type)
         if kind == "Discrete":
-            return spaces.Discrete(found["n"], start=found["start"], dtype=np.dtype(str(found["dtype"])).type)
+            dtype = np.dtype(str(found["dtype"]))
+            # int64 is the only one before Gymnasium 1.3.
+            kept: dict[str, Any] = {} if dtype == np.int64 else {"dtype": dtype.type}
+            return spaces.Discrete(found["n"], start=found["start"], **kept)
         if kind == "MultiDiscrete":
             dtype = np.dtype(str(found["dtype"]))
             return spaces.MultiDiscrete(np.array(found["nvec"]), dtype.type, start=np.array(found["start"]))
