@@ -32,7 +32,7 @@ DEVICE = "cuda:0"
 PACKAGES = (
     "cmake>=3.20", "gymnasium>=1.1", "hypothesis>=6.100", "jinja2>=3.1", "matplotlib>=3.8", "ninja", "pandas>=2.2",
     "pybind11>=3.0", "pytest>=8.3", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "rich>=13.7", "safetensors>=0.5",
-    "scikit-build-core>=0.11", "tensorboard>=2.17", "typer>=0.15",
+    "scikit-build-core>=0.11", "tensorboard>=2.17", "typer>=0.18",
 )  # fmt: skip
 TESTS = (
     "tests/contracts", "tests/test_cuda_kernels.py", "tests/test_device_loop.py", "tests/test_device_learner.py",
