@@ -46,6 +46,15 @@ def test_a_q_network_has_one_output_for_each_action(count: int) -> None:
     made(Outputs, count=3)
 
 
+def test_another_default_dtype_of_torch_is_named() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(TrainerError, match=r"leave torch's default dtype at that; found torch\.float64\."):
+            made(Outputs, count=3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize(("base", "outputs"), [(DDPG, 2), (TD3, 2), (SAC, 4)])
 def test_an_actor_has_the_outputs_that_its_actions_need(base: Any, outputs: int) -> None:
     class Actor(base):  # type: ignore[misc]

@@ -478,9 +478,11 @@ class Trainer(abc.ABC):
             with torch.no_grad():
                 found = network(inputs)
         except Exception as error:
+            default = torch.get_default_dtype()
+            other = f". PEARL trains in float32: leave torch's default dtype at that; found {default}."
             raise TrainerError(
                 f"{made} from inputs of shape (batch, {', '.join(map(str, input_shape))}) to (batch, {outputs}), "
-                f"{meaning}; it fails with {type(error).__name__}: {error}"
+                f"{meaning}; it fails with {type(error).__name__}: {error}{other if default != torch.float32 else ''}"
             ) from error
         finally:
             for module in training:
