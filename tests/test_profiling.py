@@ -364,6 +364,33 @@ def test_an_edited_environment_is_measured_again_and_nothing_else(
         before = now
 
 
+REGISTERED: dict[str, Any] = {"kwargs": {"fate": "lives"}, "max_episode_steps": 50}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"kwargs": {"fate": "loses count"}},
+        {"max_episode_steps": 60},
+        {"additional_wrappers": (gym.wrappers.TimeAwareObservation.wrapper_spec(),)},
+    ],
+)
+def test_an_environment_that_is_registered_otherwise_is_measured_again(
+    csv_pair: CsvPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, witness: object, changed: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("composer.replay_composing.check_problem", lambda problem: None)  # no program is written
+
+    def missing(**registered: Any) -> frozenset[str]:
+        gym.register("Witness-v0", "witness_env:Witness", **(REGISTERED | registered))
+        return described(
+            csv_pair(*ONE_CPU), env="Witness-v0", calibration=tmp_path / "none.json"
+        ).missing_measurements()
+
+    before = missing()
+    assert missing() == before
+    assert before - missing(**changed)
+
+
 # --- setting 2's loop -----------------------------------------------------------------------------------------------
 
 

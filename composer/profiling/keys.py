@@ -7,6 +7,7 @@ import functools
 import hashlib
 import importlib.metadata
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -48,6 +49,8 @@ _SOURCES = {
     "learners": ("local_sgd/*.py", "replay/*.py", "backends/**/*.py", "ipc/*.py", *_HOST_LOOP),
     "pair": ("replay/*.py", "backends/**/*.py", "ipc/*.py", "runtime/queues.py", "runtime/workers.py"),
 }
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object, which is another one in each process
 
 _NOT_OF_USERS = {"pearl", *sys.stdlib_module_names}
 
@@ -140,11 +143,17 @@ def _digest(file: Path) -> bytes:
 
 
 def _environment_hash(actors: ActorSpec) -> str:
-    """A hash of the files that define the environment and its wrappers."""
+    """A hash of the files that define the environment and its wrappers, and of how the environment is registered."""
     known = environment_of(actors)
-    entry = None if known is None else known.entry_point or known.vector_entry_point
-    made = load_env_creator(entry) if isinstance(entry, str) else entry
-    return _source_hash(made, *(wrapper for wrapper, _ in actors.wrapped))
+    if known is None:
+        return _source_hash(*(wrapper for wrapper, _ in actors.wrapped))
+    entry = known.entry_point or known.vector_entry_point
+    creators = [entry, *(wrapper.entry_point for wrapper in known.additional_wrappers)]
+    made = [load_env_creator(creator) if isinstance(creator, str) else creator for creator in creators]
+    registered = repr((known.kwargs, known.max_episode_steps, [w.kwargs for w in known.additional_wrappers]))
+    registered = _ADDRESS.sub("", registered)
+    files = _source_hash(*made, *(wrapper for wrapper, _ in actors.wrapped))
+    return hashlib.sha256(f"{files} {registered}".encode()).hexdigest()[:16]
 
 
 def _source_hash(*made: object) -> str:
