@@ -391,6 +391,19 @@ def test_an_environment_that_is_registered_otherwise_is_measured_again(
     assert before - missing(**changed)
 
 
+@pytest.mark.parametrize(("variable", "value"), [("PEARL_ISA", "plain"), ("PEARL_MATMUL", "high")])
+def test_other_kernels_are_measured_again(
+    csv_pair: CsvPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    composer = described(csv_pair(*ONE_CPU), calibration=tmp_path / "none.json")
+    monkeypatch.delenv(variable, raising=False)
+    before = composer.missing_measurements()
+    monkeypatch.setenv(variable, value)
+    assert not before & composer.missing_measurements()
+    monkeypatch.setenv(variable, "")
+    assert composer.missing_measurements() == before
+
+
 # --- setting 2's loop -----------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import importlib.metadata
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -49,6 +50,9 @@ _SOURCES = {
     "learners": ("local_sgd/*.py", "replay/*.py", "backends/**/*.py", "ipc/*.py", *_HOST_LOOP),
     "pair": ("replay/*.py", "backends/**/*.py", "ipc/*.py", "runtime/queues.py", "runtime/workers.py"),
 }
+
+# Variables that choose among the kernels of pearl._native when it is loaded.
+_CHOOSING_KERNELS = ("PEARL_ISA", "PEARL_MATMUL")
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object, which is another one in each process
 
@@ -108,6 +112,7 @@ def calibration_key(
         hashes = [kernel_hash(implementation, module), source_hash(primitive)]
         if implementation is not None and primitive in ("pair", "program", "learners"):
             hashes.append(kernel_hash(module=module))
+        hashes += [f"{name}={value}" for name in _CHOOSING_KERNELS if (value := os.environ.get(name))]
     return CalibrationKey(
         primitive,
         fingerprint,
