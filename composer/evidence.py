@@ -138,8 +138,17 @@ class _Search:
 
     @functools.cached_property
     def matrix(self) -> AssignmentMatrix:
-        """The rows of those devices, which keep a large machine cheap to vary."""
-        return dataclasses.replace(self.whole, rows=tuple(row for row in self.whole.rows if row.device in self.devices))
+        """The rows of those devices and of all that may take their place: large machines are cheap to vary so."""
+        candidates, kept = self.placement.candidates, set(self.devices)
+        for name in self.devices:
+            for others in (
+                (c for c in candidates if name not in c.pair),
+                (c for c in candidates if c.learner.device != name),
+            ):
+                kept.update(next((c.pair for c in others), ()))
+        for setting in (1, 2):
+            kept.update(next((c.pair for c in candidates if c.setting == setting), ()))
+        return dataclasses.replace(self.whole, rows=tuple(row for row in self.whole.rows if row.device in kept))
 
     @functools.cached_property
     def beyond_us(self) -> dict[_Names, float]:

@@ -97,6 +97,21 @@ def test_at_the_break_even_speed_algorithm_1_chooses_the_pair_that_is_named_and_
         assert decide(with_speed(MATRIX, device, nearer), SERVER).chosen.names == chosen
 
 
+def test_a_device_outside_the_best_pairs_is_what_a_slower_device_is_replaced_by() -> None:
+    others = [dataclasses.replace(GPU, name=f"gpu{n}") for n in (1, 2)]
+    links = (Connection("cpu0", gpu.name, 10, 12) for gpu in others)
+    platform = Platform((CPU, GPU, *others), (SERVER.connections[0], *links))
+    rows = (modelled_row("gpu1", (200, 12, 200, 320)), modelled_row("gpu2", (2, 1, 1, 900)))
+    matrix = AssignmentMatrix((*MATRIX.rows[:2], *rows))
+    best = decide(matrix, platform).candidates[:3]
+    assert not any("gpu1" in candidate.pair for candidate in best)
+    (slower,) = (e for e in found(evidence(matrix, platform).break_evens, "speed of gpu0,") if (e.at or 1) < 1)
+    assert slower.at is not None
+    assert slower.learner == "gpu1"
+    assert decide(with_speed(matrix, "gpu0", slower.at), platform).chosen.names == names(slower)
+    assert decide(with_speed(matrix, "gpu0", slower.at**0.98), platform).chosen.learner.device == "gpu0"
+
+
 @pytest.mark.parametrize("column", ["bandwidth_gbps", "latency_us"])
 def test_at_the_break_even_of_a_link_algorithm_1_chooses_otherwise(column: str) -> None:
     kind = column.partition("_")[0]
