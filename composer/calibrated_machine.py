@@ -25,11 +25,13 @@ def machine_of(platform: Platform, *, discovered: bool) -> Machine | None:
 def discovered_before(devices: Sequence[Device], store: CalibrationStore) -> Platform | None:
     """`devices` of this machine with the bandwidths and connections that an earlier discovery of them measured.
 
-    None if this version of PEARL has not measured exactly these devices.
+    None if this version of PEARL has not measured exactly these devices, or if the store is to measure all again.
     """
     wanted = {device.name: device.fingerprint() for device in devices}
     for machine in reversed(store.machines):
         if not machine.discovered or machine.imported or machine.pearl_version != __version__:
+            continue
+        if not store.is_current(machine):
             continue
         known = {device.name: device for device in machine.devices}
         if {name: device.calibration for name, device in known.items()} == wanted:

@@ -155,16 +155,17 @@ class _UnusableError(Exception):
 class CalibrationStore:
     """Measurements by CalibrationKey, in `path` (default: `default_path()`).
 
-    With `remeasure`, entries of earlier runs are not returned, unless they were imported: they are measured again and
-    replaced. Safe for several processes; one store object belongs to one thread. A file that is corrupt, or of another
-    version of the format, is renamed, with a warning that names it. Where the file cannot be written, the store keeps
-    its measurements in memory and warns once.
+    With `remeasure`, entries of earlier runs are not returned, unless they were imported, and their machines are not
+    current: all is measured again and replaced. Safe for several processes; one store object belongs to one thread. A
+    file that is corrupt, or of another version of the format, is renamed, with a warning that names it. Where the file
+    cannot be written, the store keeps its measurements in memory and warns once.
     """
 
     def __init__(self, path: Path | str | None = None, *, remeasure: bool = False) -> None:
         self.path = Path(path) if path is not None else default_path()
         self._remeasure = remeasure
         self._measured_now: set[str] = set()
+        self._recorded_now: list[Machine] = []
         self._warned = False
         self._entries: _Entries = {}
         self._machines: tuple[Machine, ...] = ()
@@ -186,6 +187,10 @@ class CalibrationStore:
     def machines(self) -> tuple[Machine, ...]:
         """The machines that were measured, the newest last."""
         return self._machines
+
+    def is_current(self, machine: Machine) -> bool:
+        """Whether the connections of a recorded machine need not be measured again."""
+        return not self._remeasure or machine in self._recorded_now
 
     def get(self, key: CalibrationKey) -> dict[str, Measurement] | None:
         """The measurements of `key` by name, or None."""
@@ -218,6 +223,7 @@ class CalibrationStore:
 
     def record(self, machine: Machine) -> None:
         """Keep the machine in place of an earlier record of it."""
+        self._recorded_now.append(machine)
         if machine not in self._machines:
             self._write({}, (machine,))
 

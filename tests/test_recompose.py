@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 from programs import ONE_CPU, described, make_program, run, running, write_csv_pair
 
+from composer.calibrated_machine import discovered_before, machine_of
 from composer.calibration import CalibrationStore
+from composer.platform import Platform
 from composer.profiling.context import ProfilingContext
 from composer.recompose import main, recompose
+from pearl.devices import Connection, Device
 from pearl.errors import ConfigurationError
 from pearl.runtime.checkpoint import CheckpointState, load_checkpoint
 from pearl.runtime.recomposition import Request, initial_environment
@@ -92,6 +95,18 @@ def test_the_store_returns_what_is_imported_or_measured_now(tmp_path: Path, monk
             measurement["source"] = "imported"
     (tmp_path / "store.json").write_text(json.dumps(document))
     assert CalibrationStore(tmp_path / "store.json", remeasure=True).get(key) is not None
+
+
+def test_links_and_memory_are_measured_again_too_and_once(tmp_path: Path) -> None:
+    cpu = Device("cpu0", "cpu", "cpu")
+    machine = machine_of(Platform((cpu,), (Connection("cpu0", "cpu0", 0.1, 20),)), discovered=True)
+    assert machine is not None
+    CalibrationStore(tmp_path / "store.json").record(machine)
+    assert discovered_before([cpu], CalibrationStore(tmp_path / "store.json")) is not None
+    again = CalibrationStore(tmp_path / "store.json", remeasure=True)
+    assert discovered_before([cpu], again) is None
+    again.record(machine)
+    assert discovered_before([cpu], again) is not None
 
 
 def test_edits_of_the_values_count_and_other_edits_are_reported(
