@@ -913,6 +913,24 @@ def candidate_of(us: float, implementation: str, threads: int) -> RolloutCandida
     return RolloutCandidate(AdvantagesConfig("cpu0"), RolloutLearnerConfig("cpu0", implementation, threads), terms)
 
 
+@pytest.mark.parametrize(
+    ("terms", "placement", "message"),
+    [
+        ({"t_itr_us": 0.0}, {}, "t_itr_us must be above 0; found 0.0"),
+        ({"collection_us": -1.0}, {}, "collection_us must be finite and at least 0; found -1.0"),
+        ({}, {"rows": 0}, "rows must be at least 1; found 0"),
+        ({}, {"candidates": []}, "at least one candidate; found none"),
+    ],
+)
+def test_a_document_of_a_placement_with_impossible_values_is_refused(
+    terms: dict[str, float], placement: dict[str, Any], message: str
+) -> None:
+    document = json.loads(RolloutPlacement("cpu0", 32, 0, 1, 4, (candidate_of(100.0, "native", 1),)).to_json())
+    document["candidates"][0]["terms"] |= terms
+    with pytest.raises(ConfigurationError, match=message):
+        RolloutPlacement.from_json(json.dumps(document | placement))
+
+
 def test_numbers_of_threads_are_not_tried_and_other_learners_only_where_the_parts_are_close() -> None:
     found = candidate_of(100.0, "native", 2), candidate_of(105.0, "native", 1), candidate_of(430.0, "torch", 1)
     assert is_decided(RolloutPlacement("cpu0", 32, 0, 1, 4, found))

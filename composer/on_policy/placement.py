@@ -9,6 +9,7 @@ divided by the cores.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from composer.on_policy.problem import RolloutProblem
 from composer.platform import Platform
 from composer.report import ascii_table, plain, short_number
 from composer.serialization import from_document, to_document
+from composer.wording import require
 from pearl.backends import backend_of
 from pearl.errors import PlacementError
 
@@ -59,6 +61,11 @@ class RolloutTerms:
     transfer_us: float
     training_us: float
     t_itr_us: float
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            require(0 <= value < math.inf, f"A rollout's {name} must be finite and at least 0; found {value!r}.")
+        require(self.t_itr_us > 0, f"A rollout's t_itr_us must be above 0; found {self.t_itr_us!r}.")
 
     def parts(self) -> dict[str, float]:
         """By the names of `pearl.runtime.telemetry.ROLLOUT_PARTS`, without those that are 0."""
@@ -117,6 +124,12 @@ class RolloutPlacement:
 
     FORMAT = "pearl-rollout-placement"
     VERSION = 1
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "actor_count", "envs_per_actor"):
+            value = getattr(self, name)
+            require(value >= 1, f"A placement's {name} must be at least 1; found {value!r}.")
+        require(bool(self.candidates), "A placement needs at least one candidate; found none.")
 
     @property
     def choice(self) -> RolloutCandidate:
