@@ -391,6 +391,32 @@ def test_an_environment_that_is_registered_otherwise_is_measured_again(
     assert before - missing(**changed)
 
 
+OWN_VECTOR = """
+import gymnasium as gym
+import witness_env
+
+
+class Own(gym.vector.SyncVectorEnv):
+    def __init__(self, num_envs, **kwargs):
+        super().__init__([lambda: witness_env.Witness(**kwargs)] * num_envs)
+"""
+
+
+def test_an_edited_vector_of_an_environment_is_measured_again(
+    csv_pair: CsvPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, witness: object
+) -> None:
+    monkeypatch.setattr("composer.replay_composing.check_problem", lambda problem: None)  # no program is written
+    monkeypatch.delitem(sys.modules, "own_vector", raising=False)
+    own = tmp_path / "own_vector.py"
+    own.write_text(OWN_VECTOR)
+    gym.register("Witness-v0", "witness_env:Witness", vector_entry_point="own_vector:Own")
+    composer = described(csv_pair(*ONE_CPU), calibration=tmp_path / "none.json")
+    composer.set_actors(1, env="Witness-v0", vectorization="vector_entry_point")
+    before = composer.missing_measurements()
+    own.write_text(OWN_VECTOR + "# slower now\n")
+    assert len(before - composer.missing_measurements()) == 1, "the Actor alone"
+
+
 @pytest.mark.parametrize(("variable", "value"), [("PEARL_ISA", "plain"), ("PEARL_MATMUL", "high")])
 def test_other_kernels_are_measured_again(
     csv_pair: CsvPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str

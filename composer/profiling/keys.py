@@ -152,8 +152,10 @@ def _environment_hash(actors: ActorSpec) -> str:
     known = environment_of(actors)
     if known is None:
         return _source_hash(*(wrapper for wrapper, _ in actors.wrapped))
-    entry = known.entry_point or known.vector_entry_point
-    creators = [entry, *(wrapper.entry_point for wrapper in known.additional_wrappers)]
+    entries = [known.entry_point or known.vector_entry_point]
+    if actors.vectorization == "vector_entry_point":
+        entries.append(known.vector_entry_point)
+    creators = [*entries, *(wrapper.entry_point for wrapper in known.additional_wrappers)]
     made = [load_env_creator(creator) if isinstance(creator, str) else creator for creator in creators]
     registered = repr((known.kwargs, known.max_episode_steps, [w.kwargs for w in known.additional_wrappers]))
     registered = _ADDRESS.sub("", registered)
