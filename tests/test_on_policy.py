@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -906,6 +907,26 @@ def test_close_programs_run_again(
     assert choice.terms.t_itr_us == choice.tried.value_us == expected_us
     assert [c.tried.n for c in composer.placement.candidates if c.tried is not None] == counts
     assert composer.profile(budget_s=budget_s).measured == 0, "what is known does not run again"
+
+
+def test_a_program_does_not_run_longer_than_the_budget(
+    tmp_path: Path, quick_profiles: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits: list[float] = []
+
+    def bench(program: Path, batch_size: int, limit_s: float) -> dict[str, Measurement]:
+        limits.append(limit_s)
+        program.touch()
+        raise subprocess.TimeoutExpired([str(program)], limit_s)
+
+    monkeypatch.setattr("composer.on_policy.trials.bench_program", bench)
+    composer = composer_of(tmp_path, calibration=tmp_path / "calibration.json")
+    composer.progress = True
+    composer.run(budget_s=20)
+    assert limits
+    assert all(0 < limit_s <= 20 for limit_s in limits)
+    assert "thread(s): the time for trials ended while it ran" in capsys.readouterr().out
+    assert all(candidate.tried is None for candidate in composer.placement.candidates)
 
 
 def candidate_of(us: float, implementation: str, threads: int) -> RolloutCandidate:

@@ -105,8 +105,8 @@ class RolloutTrials:
                 return False
             context.begin(f"trying {name}, as a program")
         try:
-            times = context.known(key, _TIMES, lambda: self._run(placement, candidate), on_learner)
-        except (GenerationError, FailedError, subprocess.TimeoutExpired) as error:
+            times = context.known(key, _TIMES, lambda: self._run(placement, candidate, until), on_learner)
+        except (GenerationError, FailedError) as error:
             context.report(f"not tried: {name}: {error}")
             return False
         us = times["paced"].value_us
@@ -114,9 +114,16 @@ class RolloutTrials:
         runs.setdefault(name, []).append(times["paced"])
         return True
 
-    def _run(self, placement: RolloutPlacement, candidate: RolloutCandidate) -> dict[str, Measurement]:
+    def _run(self, placement: RolloutPlacement, candidate: RolloutCandidate, until: float) -> dict[str, Measurement]:
         path = self.folder / f"{len(list(self.folder.iterdir()))}.py"
-        return bench_program(self.write(placement.choosing(candidate), path), placement.rows, LONGEST_RUN_S)
+        program, left_s = self.write(placement.choosing(candidate), path), until - time.monotonic()
+        try:
+            return bench_program(program, placement.rows, min(LONGEST_RUN_S, left_s))
+        except subprocess.TimeoutExpired:
+            ended = "the time for trials ended while it ran"
+            raise FailedError(
+                ended if left_s < LONGEST_RUN_S else f"it had not ended after {LONGEST_RUN_S:g} s"
+            ) from None
 
 
 def is_decided(placement: RolloutPlacement) -> bool:
