@@ -14,6 +14,13 @@ from test_cli import SPEC, invoke
 
 from composer import Composer, Placement
 from composer.edited import CHOICES, PARAMETERS
+from composer.on_policy.placement import (
+    AdvantagesConfig,
+    RolloutCandidate,
+    RolloutLearnerConfig,
+    RolloutPlacement,
+    RolloutTerms,
+)
 from pearl.errors import ConfigurationError, GenerationError, PlacementError
 
 pytestmark = pytest.mark.usefixtures("quick_profiles")
@@ -225,3 +232,16 @@ def test_compose_refuses_a_file_that_is_no_placement_before_it_measures(tmp_path
         assert refused.exit_code == 1
         assert "profiling" not in refused.output
         assert str(file) in refused.output
+
+
+def test_compose_says_what_to_do_with_a_placement_of_rollouts(tmp_path: Path) -> None:
+    learner = RolloutCandidate(
+        AdvantagesConfig("cpu0"), RolloutLearnerConfig("cpu0", "native"), RolloutTerms(1.0, 1.0, 0.0, 1.0, 3.0)
+    )
+    spec, file = tmp_path / "my.toml", tmp_path / "rollouts.json"
+    spec.write_text(SPEC)
+    file.write_text(RolloutPlacement("cpu0", 32, 0, 1, 4, (learner,)).to_json())
+    refused = invoke("compose", spec, "--placement", file)
+    assert refused.exit_code == 1
+    for said in ("found one of a trainer that learns from rollouts", "runtime_gen(placement="):
+        assert said in " ".join(refused.output.split())

@@ -83,10 +83,12 @@ def _compose(
     """
     check_address_space()
     with no_collection():
+        from composer.description import CHOOSE_OF_ROLLOUTS
         from composer.spec_file import load_spec, load_zoo
         from composer.spec_overrides import parse_overrides
 
-    edited = None if placement is None else read_placement(placement)  # faults show before anything is measured
+    # Faults show before anything is measured.
+    edited = None if placement is None else read_placement(placement, CHOOSE_OF_ROLLOUTS)
     if zoo is None:
         if env is not None or algo is not None or leave_out:
             raise ConfigurationError("--env, --algo and --leave-out belong to --zoo FILE: name it, or leave them out.")

@@ -86,11 +86,21 @@ def _rollout_placement(file: Path) -> RolloutPlacement | None:
         raise type(error)(f"{file}: {error}") from error
 
 
-def read_placement(file: Path) -> Placement:
-    """The placement in a JSON file; an error names the file."""
+def read_placement(file: Path, of_rollouts: str = "") -> Placement:
+    """The placement of a trainer that learns from a replay, in a JSON file; an error names the file.
+
+    `of_rollouts` is what to do with a placement of rollouts instead.
+    """
+    from composer.on_policy.placement import RolloutPlacement
     from composer.placement import Placement
+    from composer.serialization import format_of
 
     text = read_text(file)
+    if format_of(text) == RolloutPlacement.FORMAT:
+        raise ConfigurationError(
+            f"{file}: expected a placement of a trainer that learns from a replay; found one of a trainer that learns "
+            f"from rollouts. {of_rollouts}".rstrip()
+        )
     try:
         return Placement.from_json(text)
     except ConfigurationError as error:
