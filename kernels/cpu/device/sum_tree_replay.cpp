@@ -389,7 +389,6 @@ void SumTreeReplay::check() {
 void SumTreeReplay::check_waited() {
   const std::lock_guard lock(mutex_);
   require_open();
-  inserted_.busy = given_.busy = false;
   check_locked();
 }
 

@@ -92,7 +92,7 @@ class SumTreeReplay final : public ReplayOperations {
   const BatchMemory* device_batch() const;
   // Waits. Throws the error of an update launched since the last check, if it was refused.
   void check();
-  // The same where the queue was waited for.
+  // The same where the queue was waited for. Other threads may have inserted since.
   void check_waited();
 
   std::size_t capacity() const override { return capacity_; }
