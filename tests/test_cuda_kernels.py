@@ -269,6 +269,51 @@ def test_arguments_that_do_not_fit_the_kernel_are_an_error() -> None:
         _cuda.EmulatedQueue().control("pearl_two_arguments")
 
 
+REFUSED_MEMORY = """
+import resource
+from pathlib import Path
+import numpy as np
+from pearl.backends.cuda.gae import CudaGae
+from pearl.backends.cuda.replay import CudaReplayManager
+from pearl.errors import DeviceError
+
+MB = 1 << 20
+
+def refused(room, work):  # some of the memory that `work` takes fits the room, and more does not
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + room, before[1]))
+    try:
+        work()
+    except DeviceError:
+        return
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    raise SystemExit("the memory sufficed")
+
+gae = CudaGae(0.99, 0.95, "cuda:emulator")
+rewards, values = (np.ones((32_768, 64), np.float32) for _ in range(2))
+last, ends = np.ones(64, np.float32), np.zeros(rewards.shape, np.uint8)
+estimate = lambda: gae.estimate(rewards, values, last, ends)
+refused(28 * MB, estimate)  # 18 MB twice
+estimate()
+assert (rewards > 0.9).all()
+
+replay = CudaReplayManager(10, device="cuda:emulator")
+replay.insert(np.arange(10))
+slots = np.zeros(2 * MB, np.int64)
+refused(28 * MB, lambda: replay.retrieve(slots))  # 8 MB for the results, 16 MB for slots, and twice 8 MB
+assert (replay.retrieve(slots) == 1).all()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_was_refused_some_of_its_memory_can_be_called_again() -> None:
+    command = [sys.executable, "-c", REFUSED_MEMORY]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+
+
 # --- compiled kernels on disk -----------------------------------------------------------------------------------------
 
 

@@ -46,8 +46,10 @@ void GaeOnDevice::estimate(const GaeCall& call) {
                           piece(call.ends, call.count()),
                           piece(call.bonus, call.bonus != nullptr ? results : 0)};
   if (host_.size() < end) {
-    host_ = {*queue_, end, Placement::pinned};
+    // Both or neither: the size of one tells that of the other.
+    DeviceArray<std::uint8_t> host(*queue_, end, Placement::pinned);
     if (in_device_memory_) device_ = {*queue_, end, Placement::device};
+    host_ = std::move(host);
   }
   for (const Piece& each : pieces)
     if (each.bytes > 0) std::memcpy(host_.data() + each.at, each.from, each.bytes);

@@ -501,6 +501,7 @@ void throw_wrong_action(std::size_t actions, std::size_t position) {
 
 DeviceBatch OwnBatch::of(DeviceQueue& queue, std::size_t rows, const RowBytes& bytes) {
   if (rows != rows_) {
+    rows_ = 0;  // until all is made
     for (int c = 0; c < 5; ++c) columns_[c] = {queue, rows * bytes[c], Placement::pinned};
     weights_ = {queue, rows, Placement::pinned};
     priorities_ = {queue, rows, Placement::pinned};
@@ -640,6 +641,7 @@ std::vector<std::vector<Instruction>> DeviceLearner::plan_tapes(const std::vecto
 
 void DeviceLearner::build(std::size_t rows) {
   if (rows < 1) throw LearnerError("A batch needs at least one transition.");
+  rows_ = 0;  // until all is made: without memory for some of it, the next call begins again
   const std::size_t groups = (rows + kLanes - 1) / kLanes;
   std::vector<Plan> plans(model_.networks.begin(), model_.networks.end());
   Builder builder{model_, settings_, std::move(plans), groups * kLanes, cut_.columns_per_tile, queue_->team() > 1};

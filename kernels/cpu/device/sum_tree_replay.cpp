@@ -168,11 +168,10 @@ std::vector<T> SumTreeReplay::copied(const T* array, std::size_t count) const {
 
 SumTreeReplay::Staging& SumTreeReplay::staged(Staging& staging, std::size_t count) {
   if (staging.busy) wait();
-  if (count > staging.indices.size()) {
-    staging.indices = {*queue_, count, Placement::pinned};
-    staging.priorities = {*queue_, count, Placement::pinned};
-    staging.generations = {*queue_, count, Placement::pinned};
-  }
+  if (count > staging.indices.size())  // all arrays or none: the size of one tells that of the others
+    staging = {{*queue_, count, Placement::pinned},
+               {*queue_, count, Placement::pinned},
+               {*queue_, count, Placement::pinned}};
   return staging;
 }
 
@@ -210,7 +209,7 @@ void SumTreeReplay::insert(const std::int64_t* indices, const float* priorities,
 void SumTreeReplay::list_written() {
   const bool gaps = generations_.size() != known_.filled;
   if (written_current_ || (!gaps && memory_.written == nullptr)) return;
-  memory_.written = nullptr;
+  const std::int64_t* list = nullptr;
   if (gaps) {
     std::vector<std::int64_t> slots;
     for (std::size_t slot = 0; slot < generations_.size(); ++slot)
@@ -220,8 +219,9 @@ void SumTreeReplay::list_written() {
       written_ = {*queue_, std::min(capacity_, 2 * slots.size()), Placement::device};
     }
     queue_->copy(slots.data(), written_.data(), slots.size() * sizeof slots[0]);
-    memory_.written = written_.data();
+    list = written_.data();
   }
+  memory_.written = list;
   publish();
   written_current_ = gaps;
 }
