@@ -246,9 +246,22 @@ def test_some_order_of_threads_shows_what_is_not_waited_for(kernel: str, mistake
     assert any(queue.control(f"{kernel}_{mistake}") != right for queue in queues)
 
 
-def test_a_barrier_that_not_all_threads_reach_is_an_error() -> None:
-    with pytest.raises(DeviceError, match=r"wait for each other forever.*32 are at a barrier and 32 have ended"):
-        _cuda.EmulatedQueue().control("pearl_half_a_barrier")
+def test_some_order_shows_blocks_that_rely_on_others_and_memory_that_was_not_written() -> None:
+    for kernel, blocks in (("pearl_chain_of_blocks", 64), ("pearl_unwritten_memory", 1)):
+        found = {tuple(_cuda.EmulatedQueue(64, order, seed).control(kernel, blocks)) for order, seed in ORDERS}
+        assert len(found) > 1
+
+
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [
+        ("pearl_half_a_barrier", r"wait for each other forever.*32 are at a barrier and 32 have ended"),
+        ("pearl_two_barriers", r"wait at different barriers: in lines \d+ and \d+"),
+    ],
+)
+def test_a_barrier_that_not_all_threads_reach_is_an_error(kernel: str, said: str) -> None:
+    with pytest.raises(DeviceError, match=said):
+        _cuda.EmulatedQueue().control(kernel)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,10 @@ from test_native_loop import (
     assert_same_state,
 )
 
+from pearl import _cuda
 from pearl.algorithms import Trainer
+from pearl.backends.cuda import runtime
+from pearl.backends.cuda.device import EMULATOR
 from pearl.backends.cuda.learner import CudaLearner
 from pearl.backends.cuda.storage import CudaDataStorage
 from pearl.backends.sycl.learner import SyclLearner
@@ -200,6 +203,26 @@ def test_the_host_inserts_while_the_loop_runs() -> None:
     setup.loop.check()
     assert setup.replay.statistics().inserts == 200 + CAPACITY
     assert setup.trainer.gradient_steps == 400
+
+
+@pytest.fixture
+def late(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches and copies are made when they are waited for, and some blocks run at once."""
+    if place.module != "pearl._cuda" or CUDA != EMULATOR:
+        pytest.skip("only the emulator of CUDA makes launches late")
+    queue = _cuda.EmulatedQueue(64, "shuffled", 1)
+    monkeypatch.setattr(runtime, "_queue", lambda _: queue)
+
+
+@pytest.mark.usefixtures("late")
+def test_late_launches_of_a_loop_give_what_early_ones_give() -> None:
+    late, cpu = OnDevice(Soft), Setup(Soft, native=True)
+    for setup in (late, cpu):
+        setup.run(7)
+        with setup.loop.insertion_window():
+            setup.replay.insert(setup.storage.insert({name: rows[200:240] for name, rows in setup.rows.items()}))
+        setup.run(1)
+    np.testing.assert_array_equal(late.loop.last_batch()["indices"], cpu.loop.last_batch()["indices"])
 
 
 def test_what_diverges_stops_the_loop_with_its_batch() -> None:

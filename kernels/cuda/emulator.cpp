@@ -11,7 +11,9 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pearl/errors.hpp"
@@ -102,16 +104,16 @@ struct Fiber {
   unsigned mask = 0, from = 0;  // of a shuffle
   std::uint64_t bits = 0;
   unsigned votes = 0;
+  Source source;                          // of a barrier
   std::vector<std::vector<Copy>> copies;  // not made yet, by groups; the last is not ended
 };
 
-// The blocks of a cluster, one after another.
+// The blocks that run at once, one after another.
 struct Block {
   Call kernel;
   const device::Argument* arguments;
   std::size_t argument_count;
   std::vector<std::unique_ptr<Fiber>>& fibers;
-  std::size_t threads;        // of all blocks
   std::size_t block_threads;  // of one
   std::size_t memory_bytes;   // of one's own memory
   Order order;
@@ -122,6 +124,11 @@ struct Block {
 };
 
 thread_local Block* block = nullptr;
+
+// What kernels declare, as this thread has run them.
+thread_local std::vector<std::pair<void*, std::size_t>> declared;
+
+void fill(void* memory, std::size_t bytes) { std::memset(memory, 0xFF, bytes); }  // not numbers
 
 void yield(State state) {
   Fiber& fiber = *block->running;
@@ -141,16 +148,16 @@ struct Free {
 };
 using BlockMemory = std::unique_ptr<float, Free>;
 
-// Of each block of a cluster, filled with numbers that show where they are used.
-std::vector<BlockMemory> block_memories(const device::LaunchShape& shape) {
+// Of each of `blocks`, filled with numbers that show where they are used.
+std::vector<BlockMemory> block_memories(const device::LaunchShape& shape, std::size_t blocks) {
   constexpr std::size_t kAlignment = 16;
-  std::vector<BlockMemory> memories(shape.cluster);
+  std::vector<BlockMemory> memories(blocks);
   for (BlockMemory& memory : memories) {
     if (shape.block_bytes == 0) continue;
     const std::size_t bytes = (shape.block_bytes + kAlignment - 1) / kAlignment * kAlignment;
     memory.reset(static_cast<float*>(std::aligned_alloc(kAlignment, bytes)));
     if (memory == nullptr) throw DeviceError("A block has no memory.");
-    std::memset(memory.get(), 0xFF, bytes);  // not numbers
+    fill(memory.get(), bytes);
   }
   return memories;
 }
@@ -159,6 +166,11 @@ std::vector<BlockMemory> block_memories(const device::LaunchShape& shape) {
 bool release_all(std::size_t first, std::size_t end, State state) {
   for (std::size_t t = first; t < end; ++t)
     if (block->fibers[t]->state != state) return false;
+  const unsigned line = block->fibers[first]->source.line();
+  for (std::size_t t = first; t < end && state == State::at_barrier; ++t)
+    if (block->fibers[t]->source.line() != line)
+      throw DeviceError("The threads of a block wait at different barriers: in lines " + std::to_string(line) + " and " +
+                        std::to_string(block->fibers[t]->source.line()) + ".");
   for (std::size_t t = first; t < end; ++t) block->fibers[t]->state = State::ready;
   return true;
 }
@@ -195,30 +207,42 @@ bool release_shuffle(std::size_t first, std::size_t end) {
   return released;
 }
 
-void run_cluster(std::size_t group, const device::LaunchShape& shape) {
+// The numbers up to `count`, in the order in which threads run.
+std::vector<std::size_t> in_turn(std::size_t count) {
+  std::vector<std::size_t> turns(count);
+  std::iota(turns.begin(), turns.end(), std::size_t{0});
+  if (block->order == Order::descending) std::reverse(turns.begin(), turns.end());
+  if (block->order == Order::shuffled) std::shuffle(turns.begin(), turns.end(), block->random);
+  return turns;
+}
+
+// Runs some clusters of a launch at once.
+void run_clusters(std::span<const std::size_t> groups, const device::LaunchShape& shape) {
   Block& current = *block;
   const auto lanes = static_cast<unsigned>(shape.lanes), size = static_cast<unsigned>(shape.cluster);
-  const std::vector<BlockMemory> owned = block_memories(shape);
+  const std::size_t blocks = groups.size() * shape.cluster, threads = blocks * current.block_threads;
+  const std::vector<BlockMemory> owned = block_memories(shape, blocks);
   std::vector<float*> memories;
   for (const BlockMemory& memory : owned) memories.push_back(memory.get());
-  for (std::size_t t = 0; t < current.threads; ++t) {
+  if (current.order != Order::ascending)
+    for (const auto& [memory, bytes] : declared) fill(memory, bytes);
+  for (std::size_t t = 0; t < threads; ++t) {
     Fiber& fiber = *current.fibers[t];
     const auto thread = static_cast<unsigned>(t % current.block_threads);
-    const auto rank = static_cast<unsigned>(t / current.block_threads);
+    const auto slot = static_cast<unsigned>(t / current.block_threads), rank = slot % size;
     fiber.place = {{thread % lanes, thread / lanes, 0},
-                   {static_cast<unsigned>(group) * size + rank, 0, 0},
+                   {static_cast<unsigned>(groups[slot / size]) * size + rank, 0, 0},
                    {lanes, static_cast<unsigned>(shape.rows), 1},
                    {static_cast<unsigned>(shape.groups) * size, 1, 1},
                    rank,
                    size,
-                   memories.data()};
+                   slot,
+                   memories.data() + slot - rank};
     fiber.copies.assign(1, {});
     fiber.state = State::ready;
     prepare(fiber.context, fiber.stack.get(), kStackBytes, &enter);
   }
-  std::vector<std::size_t> turns(current.threads);
-  std::iota(turns.begin(), turns.end(), std::size_t{0});
-  if (current.order == Order::descending) std::reverse(turns.begin(), turns.end());
+  std::vector<std::size_t> turns = in_turn(threads);
   while (true) {
     if (current.order == Order::shuffled) std::shuffle(turns.begin(), turns.end(), current.random);
     std::size_t ended = 0, waiting = 0;
@@ -232,17 +256,19 @@ void run_cluster(std::size_t group, const device::LaunchShape& shape) {
       ended += fiber.state == State::ended;
       waiting += fiber.state == State::at_barrier || fiber.state == State::at_cluster_barrier;
     }
-    if (ended == current.threads) return;
-    bool released = release_all(0, current.threads, State::at_cluster_barrier);
-    for (std::size_t first = 0; first < current.threads; first += current.block_threads) {
+    if (ended == threads) return;
+    bool released = false;
+    for (std::size_t first = 0; first < threads; first += shape.cluster * current.block_threads)
+      released |= release_all(first, first + shape.cluster * current.block_threads, State::at_cluster_barrier);
+    for (std::size_t first = 0; first < threads; first += current.block_threads) {
       const std::size_t end = first + current.block_threads;
       released |= release_all(first, end, State::at_barrier);
       for (std::size_t warp = first; warp < end; warp += kWarp)
         released |= release_shuffle(warp, std::min(warp + kWarp, end));
     }
     if (!released)
-      throw DeviceError("A kernel's threads wait for each other forever: of " + std::to_string(current.threads) +
-                        " threads of a cluster, " + std::to_string(waiting) + " are at a barrier and " +
+      throw DeviceError("A kernel's threads wait for each other forever: of " + std::to_string(threads) +
+                        " threads that run at once, " + std::to_string(waiting) + " are at a barrier and " +
                         std::to_string(ended) + " have ended.");
   }
 }
@@ -251,7 +277,15 @@ void run_cluster(std::size_t group, const device::LaunchShape& shape) {
 
 unsigned lane_here() { return (here->thread.y * here->threads.x + here->thread.x) % kWarp; }
 
-void wait_for_block() { yield(State::at_barrier); }
+void declare(void* memory, std::size_t bytes) {
+  declared.emplace_back(memory, bytes);
+  if (block->order != Order::ascending) fill(memory, bytes);
+}
+
+void wait_for_block(const Source& source) {
+  block->running->source = source;
+  yield(State::at_barrier);
+}
 
 void wait_for_cluster() { yield(State::at_cluster_barrier); }
 
@@ -304,13 +338,15 @@ void run(Call kernel, const device::LaunchShape& shape, const device::Argument* 
          std::uint64_t seed) {
   kernel(Wanted::check, arguments, count);
   static thread_local std::vector<std::unique_ptr<Fiber>> fibers;
-  const std::size_t block_threads = shape.rows * shape.lanes, threads = block_threads * shape.cluster;
-  while (fibers.size() < threads) fibers.push_back(std::make_unique<Fiber>());
-  Block current{
-      kernel, arguments, count, fibers, threads, block_threads, shape.block_bytes, order, std::mt19937_64(seed)};
+  const std::size_t block_threads = shape.rows * shape.lanes;
+  const std::size_t at_once = order == Order::ascending ? 1 : std::min(kMostAtOnce / shape.cluster, shape.groups);
+  while (fibers.size() < at_once * shape.cluster * block_threads) fibers.push_back(std::make_unique<Fiber>());
+  Block current{kernel, arguments, count, fibers, block_threads, shape.block_bytes, order, std::mt19937_64(seed)};
   block = &current;
   try {
-    for (std::size_t group = 0; group < shape.groups; ++group) run_cluster(group, shape);
+    const std::vector<std::size_t> groups = in_turn(shape.groups);
+    for (std::size_t done = 0; done < groups.size(); done += at_once)
+      run_clusters(std::span(groups).subspan(done, std::min(at_once, groups.size() - done)), shape);
     if (!current.mistake.empty()) throw DeviceError(current.mistake);
   } catch (...) {
     block = nullptr;

@@ -1,7 +1,8 @@
 // CUDA's kernels on the host: included before a .cu file, this header gives it what nvcc would. A thread of a block is a
-// fiber, which runs until a barrier or a shuffle; clusters of blocks run one after another. So a test sees wrong results of wrong
-// indices, missing barriers (in some order of the threads) and barriers that not all threads reach, but neither races within
-// an instruction nor the memory order of a GPU.
+// fiber, which runs until a barrier or a shuffle. Where threads run in ascending order, so do clusters of blocks, one
+// after another; else some run at once. So a test sees wrong results of wrong indices, of missing barriers, of blocks that
+// rely on others of their launch (in some order) and of memory that a block has not written, and barriers that not all
+// threads reach, but neither races within an instruction nor the memory order of a GPU.
 #pragma once
 
 #define PEARL_CUDA_ON_HOST
@@ -12,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <source_location>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -35,13 +37,29 @@ struct Index {
 struct Here {
   Index thread, block, threads, blocks;
   unsigned rank = 0, cluster = 1;    // of the block in its cluster, and the cluster's blocks
+  unsigned slot = 0;                 // of the block among those that run at once
   float* const* memories = nullptr;  // of each block of the cluster: what the launch gave it
 };
-inline constexpr std::size_t kMostCluster = 8;
+inline constexpr std::size_t kMostCluster = 8, kMostAtOnce = 8;  // blocks
 extern thread_local const Here* here;
 
-// Waits for all threads of the block, or of all blocks of the cluster.
-void wait_for_block();
+// Memory that a kernel declares, of each block that runs at once.
+template <class Type>
+struct DeclaredMemory {
+  DeclaredMemory();
+  Type blocks[kMostAtOnce];
+};
+// Adds memory that is filled, before blocks begin, with numbers that show where they are used; not where threads run in
+// ascending order, which is for tests of much else.
+void declare(void* memory, std::size_t bytes);
+template <class Type>
+DeclaredMemory<Type>::DeclaredMemory() {
+  declare(blocks, sizeof blocks);
+}
+
+// Waits for all threads of the block, at one place of the source, or of all blocks of the cluster.
+using Source = std::source_location;
+void wait_for_block(const Source& source);
 void wait_for_cluster();
 // Copies of the running thread which it must wait for: made at once, when it waits, or one or the other, as threads run
 // in ascending, descending or shuffled order. Those since the last end_copies() are one group; wait_for_copies() does
@@ -138,7 +156,9 @@ struct Registered {
 #define blockDim (pearl::emulator::here->threads)
 #define gridDim (pearl::emulator::here->blocks)
 
-inline void __syncthreads() { pearl::emulator::wait_for_block(); }
+inline void __syncthreads(const std::source_location& source = std::source_location::current()) {
+  pearl::emulator::wait_for_block(source);
+}
 inline void __syncwarp() {}  // here no instruction needs a warp's threads at one place
 
 namespace pearl::emulator {

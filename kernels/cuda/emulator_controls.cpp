@@ -53,11 +53,30 @@ PEARL_KERNEL pearl_half_a_barrier(std::int32_t* x) {
   x[threadIdx.x] = 0;
 }
 
+PEARL_KERNEL pearl_two_barriers(std::int32_t* x) {
+  if (threadIdx.x < kThreads / 2)
+    __syncthreads();
+  else
+    __syncthreads();
+  x[threadIdx.x] = 0;
+}
+
+// A block hands a number to the next, which relies on it; and one that relies on what no block has written.
+PEARL_KERNEL pearl_chain_of_blocks(std::int32_t* x) {
+  if (threadIdx.x == 0) x[blockIdx.x] = blockIdx.x == 0 ? 63 : x[blockIdx.x - 1] - 1;
+}
+
+PEARL_KERNEL pearl_unwritten_memory(std::int32_t* x) {
+  PEARL_SHARED(std::int32_t, held);
+  if (threadIdx.x < kThreads / 2) x[threadIdx.x] = held;
+}
+
 PEARL_KERNEL pearl_two_arguments(std::int32_t* x, float) { x[0] = 0; }
 
 using pearl::emulator::call;
 
 const pearl::emulator::Registered registered{{
+    {"controls", "", "pearl_chain_of_blocks", &call<pearl_chain_of_blocks>},
     {"controls", "", "pearl_copy_at_the_end", &call<pearl_copy_at_the_end>},
     {"controls", "", "pearl_copy_beyond", &call<pearl_copy_beyond>},
     {"controls", "", "pearl_copy_unaligned", &call<pearl_copy_unaligned>},
@@ -67,6 +86,8 @@ const pearl::emulator::Registered registered{{
     {"controls", "", "pearl_reverse_by_copies_waiting_late", &call<pearl_reverse_by_copies_waiting_late>},
     {"controls", "", "pearl_reverse_without_barrier", &call<pearl_reverse_without_barrier>},
     {"controls", "", "pearl_two_arguments", &call<pearl_two_arguments>},
+    {"controls", "", "pearl_two_barriers", &call<pearl_two_barriers>},
+    {"controls", "", "pearl_unwritten_memory", &call<pearl_unwritten_memory>},
 }};
 
 }  // namespace

@@ -57,9 +57,9 @@ using Atomic = sycl::atomic_ref<T, sycl::memory_order::relaxed, sycl::memory_sco
 // block_memory(): that which a launch gave it (LaunchShape::block_bytes); block_memory_of(): another block's of the cluster.
 #ifdef PEARL_CUDA_ON_HOST
 #define PEARL_KERNEL_OF(threads) static void
-#define PEARL_SHARED(Type, name)                                            \
-  static thread_local Type name##_of_blocks[pearl::emulator::kMostCluster]; \
-  Type& name = name##_of_blocks[pearl::emulator::here->rank]
+#define PEARL_SHARED(Type, name)                                              \
+  static thread_local pearl::emulator::DeclaredMemory<Type> name##_of_blocks; \
+  Type& name = name##_of_blocks.blocks[pearl::emulator::here->slot]
 #else
 #define PEARL_KERNEL_OF(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
 #define PEARL_SHARED(Type, name) __shared__ Type name
