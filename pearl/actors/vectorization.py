@@ -88,7 +88,10 @@ class _ForVector(gym.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step."""
-        obs, reward, terminated, truncated, info = self.env.step(action)
+        found = self.env.step(action)
+        obs, reward, terminated, truncated, info = found
+        if not (terminated or truncated or info):
+            return found  # as most are
         if terminated or truncated:
             obs = copy.deepcopy(obs)
         return obs, reward, terminated, truncated, _only_mask(info)
