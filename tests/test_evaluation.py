@@ -144,17 +144,18 @@ def test_an_environments_own_vector_is_not_used() -> None:
     assert np.array_equal(plain.returns, vector.returns)
 
 
-def test_environments_are_closed_even_if_the_policy_fails() -> None:
+@pytest.mark.parametrize("error", [RuntimeError("no action"), SystemExit("no action")], ids=lambda e: type(e).__name__)
+def test_environments_are_closed_even_if_the_policy_fails(error: BaseException) -> None:
     class Fails(Always):
         def get_action(self, obs: torch.Tensor) -> torch.Tensor:
-            raise RuntimeError("no action")
+            raise error
 
     LongOrShort.made = LongOrShort.closed = 0
     trainer = Fails(0)
-    with pytest.raises(EnvError, match=r"PearlLongOrShort-v0 or the policy failed in the evaluation") as error:
+    with pytest.raises(EnvError, match=r"PearlLongOrShort-v0 or the policy failed in the evaluation") as raised:
         evaluate(trainer, ActorSpec("PearlLongOrShort-v0"), 3, seed=0)
-    assert "in get_action" in str(error.value), "the line that failed"
-    assert "RuntimeError: no action" in str(error.value)
+    assert "in get_action" in str(raised.value), "the line that failed"
+    assert f"{type(error).__name__}: no action" in str(raised.value)
     assert LongOrShort.made == LongOrShort.closed == 3
     assert trainer.net.training
 

@@ -40,6 +40,7 @@ from composer.on_policy.placement import (
 from composer.on_policy.trials import is_decided
 from composer.recompose import recompose
 from composer.spec_file import load_spec
+from composer.trials import FailedError
 from pearl.actors.actor import ActorSetup
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.rollout_actor import RolloutActor
@@ -927,6 +928,23 @@ def test_a_program_does_not_run_longer_than_the_budget(
     assert all(0 < limit_s <= 20 for limit_s in limits)
     assert "thread(s): the time for trials ended while it ran" in capsys.readouterr().out
     assert all(candidate.tried is None for candidate in composer.placement.candidates)
+
+
+def test_a_program_that_fails_is_not_chosen(
+    tmp_path: Path, quick_profiles: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def bench(program: Path, batch_size: int, limit_s: float) -> dict[str, Measurement]:
+        program.touch()
+        raise FailedError("it fell over") if program.stem == "0" else subprocess.TimeoutExpired([str(program)], limit_s)
+
+    monkeypatch.setattr("composer.on_policy.trials.bench_program", bench)
+    composer = composer_of(tmp_path, calibration=tmp_path / "calibration.json")
+    composer.progress = True
+    composer.run(budget_s=20)
+    failed = re.search(r"not tried: (.*): it fell over", " ".join(capsys.readouterr().out.split()))
+    assert failed is not None
+    assert composer.placement.choice.text != failed[1]
+    assert composer.placement.candidates[-1].text == failed[1]
 
 
 def candidate_of(us: float, implementation: str, threads: int) -> RolloutCandidate:

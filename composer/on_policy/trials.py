@@ -25,6 +25,7 @@ from composer.trials import (
     USUAL_RUNS,
     Budget,
     FailedError,
+    OutOfTimeError,
     bench_program,
     pooled,
 )
@@ -55,22 +56,23 @@ class RolloutTrials:
         decided = not self.budget.stated and is_decided(placement)
         until = 0.0 if decided else time.monotonic() + self.budget.seconds
         runs: dict[str, list[Measurement]] = {}
+        failed: set[str] = set()
         most = MOST_RUNS if self.budget.stated else USUAL_RUNS
         for candidate in placement.candidates if self.budget.stated else of_each_learner(placement.candidates):
             if candidate.terms.t_itr_us < _best_us(runs) * OPTIMISM:
-                self._try(placement, candidate, runs, until)
+                self._try(placement, candidate, runs, failed, until)
         while True:
             limit_us = _best_us(runs) * CLOSE
             close = [c for c in placement.candidates if c.text in runs and pooled(runs[c.text]).value_us <= limit_us]
             again = [c for c in close if len(runs[c.text]) < most]
             if not again or (len(close) < 2 and not self.budget.stated):
                 break
-            if not self._try(placement, min(again, key=lambda c: len(runs[c.text])), runs, until):
+            if not self._try(placement, min(again, key=lambda c: len(runs[c.text])), runs, failed, until):
                 break
         if decided and not runs:
             self.profiler.report("no program is tried: others are clearly slower by their parts, or differ in threads")
         found = [_measured(candidate, runs.get(candidate.text)) for candidate in placement.candidates]
-        ranked = sorted(found, key=lambda c: math.inf if c.tried is None else c.terms.t_itr_us)
+        ranked = sorted(found, key=lambda c: (c.text in failed, math.inf if c.tried is None else c.terms.t_itr_us))
         return replace(placement, candidates=tuple(ranked))
 
     def _try(
@@ -78,9 +80,13 @@ class RolloutTrials:
         placement: RolloutPlacement,
         candidate: RolloutCandidate,
         runs: dict[str, list[Measurement]],
+        failed: set[str],
         until: float,
     ) -> bool:
-        """Add a run of the candidate's program to `runs`; False where it cannot be run, or not in time."""
+        """Add a run of the candidate's program to `runs`; False where it cannot be run, or not in time.
+
+        A program that fails is added to `failed`.
+        """
         run = len(runs.get(candidate.text, ()))
         context, platform = self.profiler, self.profiler.platform
         devices = [platform.device(name) for name in (candidate.advantages.device, candidate.learner.device)]
@@ -106,8 +112,10 @@ class RolloutTrials:
             context.begin(f"trying {name}, as a program")
         try:
             times = context.known(key, _TIMES, lambda: self._run(placement, candidate, until), on_learner)
-        except (GenerationError, FailedError) as error:
+        except (GenerationError, FailedError, OutOfTimeError) as error:
             context.report(f"not tried: {name}: {error}")
+            if not isinstance(error, OutOfTimeError):
+                failed.add(name)
             return False
         us = times["paced"].value_us
         context.report(f"tried {name}: {placement.rows / us * 1e6:,.0f} steps/s")
@@ -120,10 +128,9 @@ class RolloutTrials:
         try:
             return bench_program(program, placement.rows, min(LONGEST_RUN_S, left_s))
         except subprocess.TimeoutExpired:
-            ended = "the time for trials ended while it ran"
-            raise FailedError(
-                ended if left_s < LONGEST_RUN_S else f"it had not ended after {LONGEST_RUN_S:g} s"
-            ) from None
+            if left_s < LONGEST_RUN_S:
+                raise OutOfTimeError("the time for trials ended while it ran") from None
+            raise FailedError(f"it had not ended after {LONGEST_RUN_S:g} s") from None
 
 
 def is_decided(placement: RolloutPlacement) -> bool:

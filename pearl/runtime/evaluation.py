@@ -197,7 +197,7 @@ def play(
         return _play(act, envs, episodes, seed, should_stop, masked, initial_state)
     except PearlError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # an environment that calls sys.exit() does not end the run in silence
         detail = "".join(traceback.format_exception(error, limit=-8)).rstrip()
         name = envs.spec.env_name
         raise EnvError(f"The environment {name} or the policy failed in the evaluation.\n{detail}") from error

@@ -157,7 +157,7 @@ class Supervisor:
                 return
             except PearlError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 detail = "".join(traceback.format_exception(error, limit=-8)).rstrip()
                 failure = ActorError(f"The environment {env} or the policy failed in an actor. {_STOPS_HERE}\n{detail}")
                 self.fail(failure, "actors failed")

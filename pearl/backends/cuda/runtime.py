@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ logger = logging.getLogger("pearl.cuda")
 _WHEELS = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
 _LIBRARY = re.compile(r"libnvrtc\.so\.(\d+)")
 _TOOLKITS = ("CUDA_HOME", "CUDA_PATH")
+_opening = threading.Lock()  # threads that open a device first share its queue
 
 
 def open_cuda(device: str) -> OpenDevice:
@@ -37,7 +39,8 @@ def open_cuda(device: str) -> OpenDevice:
 
     Each process has one queue for each device.
     """
-    return OpenDevice(_queue(cuda_name(device)), _module())
+    with _opening:
+        return OpenDevice(_queue(cuda_name(device)), _module())
 
 
 @functools.cache
