@@ -187,7 +187,11 @@ def test_the_recipe_generates_what_its_options_say(recipe: Path, generator: Path
             "learner", (*TINY, "algorithm=double_dqn", "activation=tanh", "optimizer=momentum"), marks=pytest.mark.slow
         ),
         pytest.param("learner", (*TINY, "algorithm=ddpg", "optimizer=sgd"), marks=pytest.mark.slow),
-        ("learner", ("network=3,17,2", "batch=33", "algorithm=td3", "optimizer=nesterov", "pipe_items=2")),
+        pytest.param(
+            "learner",
+            ("network=3,17,2", "batch=33", "algorithm=td3", "optimizer=nesterov", "pipe_items=2"),
+            marks=pytest.mark.slow,
+        ),
         pytest.param("learner", ("network=5,33,16,3", "batch=20", "copies=3", "unroll=4,32,1"), marks=pytest.mark.slow),
         ("training", (*TINY, *TREE, "pipe_items=1")),
         pytest.param("training", (*TINY, *TREE, "algorithm=td3", "optimizer=amsgrad"), marks=pytest.mark.slow),
@@ -223,7 +227,9 @@ def test_a_check_sees_what_is_wrong(
 
 
 @pytest.mark.skipif(not (SYCL_HEADERS / "sycl" / "sycl.hpp").is_file(), reason="needs the SYCL runtime's headers")
-@pytest.mark.parametrize("design", ["replay", "learner", "training"])
+@pytest.mark.parametrize(
+    "design", ["training", *(pytest.param(part, marks=pytest.mark.slow) for part in ("replay", "learner"))]
+)
 def test_host_checks_pass_a_syntax_check_against_the_runtimes_headers(
     generator: Path, tmp_path: Path, design: str
 ) -> None:

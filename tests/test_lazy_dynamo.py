@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 MADE = """
 import sys
 import numpy as np
@@ -76,5 +78,6 @@ def test_what_is_compiled_after_a_trainer_was_made_trains_as_without_it() -> Non
     assert said(COMPILED) == "torch._dynamo.eval_frame"
 
 
+@pytest.mark.slow
 def test_methods_first_called_with_the_compiler_there_are_marked_by_it() -> None:
     assert said("import torch._dynamo\n" + COMPILED) == "torch._dynamo.eval_frame"

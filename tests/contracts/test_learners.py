@@ -345,12 +345,12 @@ def test_parts_of_another_device_are_not_fused(name: str, made: Make) -> None:
 
 # Steps and tolerance. One thread is enough of the native Learner.
 LONG = {"native": (250, 5e-4), "sycl": (100, 2e-4), "cuda": (30, 2e-4)}
+LONG_CASES = [*(f"Small, {named}" for named in SETTINGS), "WithLayerNorm, default", "DDPG", "TD3", "SAC"]
+FURTHER_CASES = [f"WithLayerNorm, {named}" for named in SETTINGS if named != "default"]
 
 
 @each(*LONG)
-@pytest.mark.parametrize(
-    "case", [*(f"{kind}, {named}" for kind in ("Small", "WithLayerNorm") for named in SETTINGS), "DDPG", "TD3", "SAC"]
-)
+@pytest.mark.parametrize("case", [*LONG_CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in FURTHER_CASES)])
 def test_many_steps_train_as_torchs_do(name: str, case: str, made: Make) -> None:
     # With this seed no input of an actor-critic's rectifier is 0 to rounding, where its derivative may be 0 for one
     # learner, 1 for the other, and their paths part.
