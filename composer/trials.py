@@ -145,14 +145,7 @@ class ProgramRuns:
 
     def _measure(self, placement: Placement, candidate: Candidate, until: float) -> dict[str, Measurement]:
         path = self.folder / f"{len(list(self.folder.iterdir()))}.py"
-        program = self.write(placement.with_choice(**candidate.choice), path)
-        left_s = until - time.monotonic()
-        try:
-            return bench_program(program, placement.batch_size, min(LONGEST_RUN_S, left_s))
-        except subprocess.TimeoutExpired:
-            if left_s < LONGEST_RUN_S:
-                raise OutOfTimeError("the time for trials ended while it ran") from None
-            raise FailedError(f"it had not ended after {LONGEST_RUN_S:g} s") from None
+        return bench_until(self.write(placement.with_choice(**candidate.choice), path), placement.batch_size, until)
 
     def _learner(self, candidate: Candidate) -> Device:
         return self.context.platform.device(candidate.learner.device)
@@ -303,6 +296,20 @@ def pooled(runs: Sequence[Measurement]) -> Measurement:
     low, high = (float(np.median([getattr(run, side) for run in runs])) for side in ("p20_us", "p80_us"))
     n = sum(run.n for run in runs)
     return Measurement(statistics.median(values), min(low, *values), max(high, *values), n, runs[0].source)
+
+
+def bench_until(program: Path, batch_size: int, until: float) -> dict[str, Measurement]:
+    """What `bench_program` measures, ended when `time.monotonic()` comes to `until`.
+
+    Raises OutOfTimeError then, and FailedError for a program that fails or takes longer than LONGEST_RUN_S.
+    """
+    left_s = until - time.monotonic()
+    try:
+        return bench_program(program, batch_size, min(LONGEST_RUN_S, left_s))
+    except subprocess.TimeoutExpired:
+        if left_s < LONGEST_RUN_S:
+            raise OutOfTimeError("the time for trials ended while it ran") from None
+        raise FailedError(f"it had not ended after {LONGEST_RUN_S:g} s") from None
 
 
 def bench_program(program: Path, batch_size: int, limit_s: float) -> dict[str, Measurement]:

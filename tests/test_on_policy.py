@@ -895,7 +895,7 @@ def test_close_programs_run_again(
         return dict.fromkeys(("paced", "free", "overall"), Measurement(us, us, us, 1, "measured"))
 
     monkeypatch.delenv("PEARL_BUDGET_S", raising=False)
-    monkeypatch.setattr("composer.on_policy.trials.bench_program", bench)
+    monkeypatch.setattr("composer.trials.bench_program", bench)
     monkeypatch.setattr("composer.on_policy.trials.OPTIMISM", math.inf)
     monkeypatch.setattr("composer.on_policy.trials.DECISIVE", math.inf)
     for bound in ("_SLOW_BY_BOUND", "_SLOW_BY_WARM_UP"):
@@ -920,7 +920,7 @@ def test_a_program_does_not_run_longer_than_the_budget(
         program.touch()
         raise subprocess.TimeoutExpired([str(program)], limit_s)
 
-    monkeypatch.setattr("composer.on_policy.trials.bench_program", bench)
+    monkeypatch.setattr("composer.trials.bench_program", bench)
     composer = composer_of(tmp_path, calibration=tmp_path / "calibration.json")
     composer.progress = True
     composer.run(budget_s=20)
@@ -937,7 +937,7 @@ def test_a_program_that_fails_is_not_chosen(
         program.touch()
         raise FailedError("it fell over") if program.stem == "0" else subprocess.TimeoutExpired([str(program)], limit_s)
 
-    monkeypatch.setattr("composer.on_policy.trials.bench_program", bench)
+    monkeypatch.setattr("composer.trials.bench_program", bench)
     composer = composer_of(tmp_path, calibration=tmp_path / "calibration.json")
     composer.progress = True
     composer.run(budget_s=20)
@@ -1028,7 +1028,7 @@ def test_a_stated_placement_of_rollouts_is_one_of_the_composers_own(tmp_path: Pa
 def test_a_learner_that_is_far_too_slow_by_its_calls_is_not_measured(
     tmp_path: Path, quick_profiles: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("composer.on_policy.trials.bench_program", lambda *_: pytest.fail("a program was tried"))
+    monkeypatch.setattr("composer.trials.bench_program", lambda *_: pytest.fail("a program was tried"))
     monkeypatch.setattr("pearl.learner.torch_learner._CALLS_US", 1e6)
     composer = composer_of(tmp_path)
     composer.run(budget_s=0)

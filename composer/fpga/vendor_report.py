@@ -206,7 +206,7 @@ class _Document:
         )
 
     def get(self, record: object, key: str, kind: type[Any] | tuple[type[Any], ...], where: str) -> Any:
-        """`record[key]`, which must be of this kind; of a text, what is no letter to print becomes "?"."""
+        """`record[key]`, which must be of this kind; characters of a text that cannot be printed become "?"."""
         if not isinstance(record, dict):
             raise self.fail(f"an object with {key!r} in {where}", record)
         value = record.get(key)

@@ -6,7 +6,6 @@ The sum of separately measured parts leaves out how processes and threads wake e
 from __future__ import annotations
 
 import math
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,6 @@ from composer.on_policy.profiling import RolloutProfiler
 from composer.trials import (
     CLOSE,
     DECISIVE,
-    LONGEST_RUN_S,
     MOST_RUNS,
     OPTIMISM,
     USUAL_RUN_S,
@@ -26,7 +24,7 @@ from composer.trials import (
     Budget,
     FailedError,
     OutOfTimeError,
-    bench_program,
+    bench_until,
     pooled,
 )
 from pearl.backends import backend_of
@@ -124,13 +122,7 @@ class RolloutTrials:
 
     def _run(self, placement: RolloutPlacement, candidate: RolloutCandidate, until: float) -> dict[str, Measurement]:
         path = self.folder / f"{len(list(self.folder.iterdir()))}.py"
-        program, left_s = self.write(placement.choosing(candidate), path), until - time.monotonic()
-        try:
-            return bench_program(program, placement.rows, min(LONGEST_RUN_S, left_s))
-        except subprocess.TimeoutExpired:
-            if left_s < LONGEST_RUN_S:
-                raise OutOfTimeError("the time for trials ended while it ran") from None
-            raise FailedError(f"it had not ended after {LONGEST_RUN_S:g} s") from None
+        return bench_until(self.write(placement.choosing(candidate), path), placement.rows, until)
 
 
 def is_decided(placement: RolloutPlacement) -> bool:
