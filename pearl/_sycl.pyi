@@ -18,7 +18,7 @@ SYCL_VERSION: str
 SOURCES_HASH: str  # of the kernels' texts
 
 class Queue(DeviceQueue):
-    def __init__(self, queue: Any) -> None: ...  # an in-order dpctl.SyclQueue
+    def __init__(self, queue: Any, kernels_at_once: int = 0) -> None: ...  # an in-order dpctl.SyclQueue
     def compile(self, name: str, text: str, kernels: list[str]) -> None: ...
 
 # Classes with an underscore exist in these stubs alone.

@@ -85,7 +85,7 @@ def test_what_is_needed_is_taken_out_of_the_wheels(
 ) -> None:
     fill(index, a_library(), monkeypatch)
     said: list[str] = []
-    assert fpga_emulator.emulator_library() is None
+    assert (fpga_emulator.emulator_library(), fpga_emulator.emulator_kernels()) == (None, 0)
     folder = fpga_emulator.setup_emulator(said.append)
     assert folder == tmp_path / "cache" / "fpga-emulator-2024.1.0"
     assert fpga_emulator.emulator_library() == folder / "lib" / DRIVER
@@ -99,8 +99,11 @@ def test_what_is_needed_is_taken_out_of_the_wheels(
     shutil.rmtree(index)
     assert fpga_emulator.setup_emulator(said.append) == folder, "nothing is fetched twice"
     assert "already" in said[-1]
-    for before in ("", "CL_CONFIG_CPU_TBB_NUM_WORKERS = 64\n"):  # set up by others, by an earlier PEARL
+    assert fpga_emulator.emulator_kernels() == 160
+    # Set up by others, by an earlier PEARL.
+    for before, kernels in (("", 31), ("CL_CONFIG_CPU_TBB_NUM_WORKERS = 64\n", 64)):
         configuration.write_text(f"CL_CONFIG_DEVICES = fpga-emu\n{before}CL_CONFIG_USE_VTUNE = 0\n")
+        assert fpga_emulator.emulator_kernels() == kernels
         shown = CliRunner().invoke(app, ["devices", "--setup-fpga-emulator"])
         assert shown.exit_code == 0
         assert configuration.read_text().splitlines()[1:] == [

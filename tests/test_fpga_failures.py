@@ -72,6 +72,31 @@ def test_stages_that_have_no_room_are_an_error_that_names_them() -> None:
     assert "All stages must run at once. Close other pipelines, or use fewer stages (a larger fanout)." in said
 
 
+# The first pipeline has 4 stages and 2 kernels that move data; next to its stages, the second needs 5 or more kernels.
+TOO_MANY = """
+from pearl.backends.sycl import device
+device.emulator_kernels = lambda: 8
+first = FpgaReplayManager(50, fanout=4, timeout_s=60)
+refused(lambda: FpgaReplayManager(50, fanout=8, timeout_s=60))
+first.insert(range(50))
+print(len(first.sample(8).indices))
+first.close()
+second = FpgaReplayManager(50, fanout=8, timeout_s=60)
+second.insert(range(50))
+print(len(second.sample(8).indices))
+second.close()
+"""
+
+
+def test_a_pipeline_with_too_few_kernels_left_is_refused_and_the_others_go_on() -> None:
+    said, *works = said_by(TOO_MANY)
+    assert (
+        f"The pipeline replay does not fit on {EMULATOR}, which runs 8 kernels of a process at once: it needs" in said
+    )
+    assert "stages of other pipelines take 4. All stages must run at once. Close other pipelines" in said
+    assert works == ["8", "8"]
+
+
 LEARN = """
 import numpy as np
 from gymnasium import spaces

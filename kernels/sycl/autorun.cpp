@@ -1,6 +1,7 @@
 #include "autorun.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <sstream>
 #include <thread>
@@ -21,6 +22,9 @@ constexpr const char* kTooMany =
     "All stages must run at once. Close other pipelines, or use fewer stages (a larger fanout). The emulator runs 31 "
     "kernels at once, or 160 after `pearl devices --setup-fpga-emulator`.";
 constexpr std::chrono::microseconds kShortestNap{20}, kLongestNap{1000};
+
+// Stages of this process that run, or that were left running. The emulator is a single device of the process.
+std::atomic<std::size_t> running_stages{0};
 
 }  // namespace
 
@@ -65,6 +69,8 @@ Autorun::Autorun(const std::shared_ptr<SyclQueue>& device, const AutorunProgram&
   parts_->stages = tasks(program.stages);
   parts_->bridges = tasks(program.bridges);
   const std::lock_guard lock(WaitingForFpga::mutex());
+  require_room(device->kernels_at_once());
+  running_stages += parts_->stages.size();
   try {
     for (Task& stage : parts_->stages) {
       stage.event = stage.queue->launch_task(stage.kernel);
@@ -75,6 +81,16 @@ Autorun::Autorun(const std::shared_ptr<SyclQueue>& device, const AutorunProgram&
     static_cast<void>(parts_.release());
     throw;
   }
+}
+
+void Autorun::require_room(std::size_t most) const {
+  const std::size_t stages = parts_->stages.size(), bridges = parts_->bridges.size(), others = running_stages;
+  if (most == 0 || others + stages + bridges <= most) return;
+  std::ostringstream text;
+  text << "The pipeline " << name_ << " does not fit on " << device_ << ", which runs " << most
+       << " kernels of a process at once: it needs " << stages << " for its stages and " << bridges
+       << " to move data; stages of other pipelines take " << others << ". " << kTooMany;
+  throw DeviceError(text.str());
 }
 
 Autorun::~Autorun() {
@@ -135,6 +151,7 @@ void Autorun::join() {
   require_sound();
   wait_until(parts_->stages, State::ended, patience_, "was told to stop and did not", kStalled);
   joined_ = true;
+  running_stages -= parts_->stages.size();
 }
 
 std::uint64_t Autorun::launches(const std::vector<Task>& tasks) {

@@ -69,6 +69,10 @@ class Autorun {
   };
   enum class State { waiting, running, ended, failed };
 
+  // Throws DeviceError if the device, which runs `most` kernels at once (0: any number), has too few left. Stages that
+  // wait for one would stall all pipelines.
+  void require_room(std::size_t most) const;
+
   static State state(const Task& task);
   static std::string describe(const std::vector<Task>& tasks);
   static std::uint64_t launches(const std::vector<Task>& tasks);

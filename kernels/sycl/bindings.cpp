@@ -18,7 +18,8 @@ namespace pearl::device {
 void bind_queue(py::module_& module) {
   py::class_<SyclQueue, DeviceQueue, std::shared_ptr<SyclQueue>>(module, "Queue",
                                                                  "An in-order queue of one SYCL device.")
-      .def(py::init<sycl::queue>(), py::arg("queue"), "From a dpctl.SyclQueue, which must be in-order.")
+      .def(py::init<sycl::queue, std::size_t>(), py::arg("queue"), py::arg("kernels_at_once") = 0,
+           "From a dpctl.SyclQueue, which must be in-order. The device runs `kernels_at_once` (0: any number).")
       .def(
           "compile",
           [](SyclQueue& self, const std::string& name, const std::string& text,

@@ -132,9 +132,10 @@ std::shared_mutex& WaitingForFpga::mutex() {
   return mutex;
 }
 
-SyclQueue::SyclQueue(sycl::queue queue)
+SyclQueue::SyclQueue(sycl::queue queue, std::size_t kernels_at_once)
     : DeviceQueue(queue.get_device().is_cpu(), 1, lanes_of(queue.get_device()), groups_of(queue.get_device())),
-      queue_(std::move(queue)) {
+      queue_(std::move(queue)),
+      kernels_at_once_(kernels_at_once) {
   if (!queue_.is_in_order())
     throw DeviceError("PEARL's kernels must run in order: the queue of " + name() + " must be in-order.");
 }

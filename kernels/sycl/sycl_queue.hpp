@@ -34,9 +34,11 @@ class WaitingForFpga {
 
 class SyclQueue final : public DeviceQueue {
  public:
-  explicit SyclQueue(sycl::queue queue);
+  explicit SyclQueue(sycl::queue queue, std::size_t kernels_at_once = 0);
 
   const sycl::queue& sycl() const { return queue_; }
+  // Kernels that the device runs at once for a process; 0: no limit is known.
+  std::size_t kernels_at_once() const { return kernels_at_once_; }
   std::string name() const override;
 
   // Compiles kernels/sycl/<stem>.sycl.cpp.
@@ -84,6 +86,7 @@ class SyclQueue final : public DeviceQueue {
   [[noreturn]] void rethrow(const sycl::exception& error) const;
 
   sycl::queue queue_;
+  std::size_t kernels_at_once_;
 };
 
 }  // namespace pearl::device

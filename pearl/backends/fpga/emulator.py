@@ -45,7 +45,7 @@ _LOAD_TIMEOUT_S = 120.0
 _CONFIGURATION = "cl.fpga_emu.cfg"
 _BE_THE_EMULATOR = "CL_CONFIG_DEVICES = fpga-emu\n"
 # Kernels that can run at the same time. The default of 31 is less than the stages of a Learner of two copies.
-_FEWEST_WORKERS = 160
+_DEFAULT_WORKERS, _FEWEST_WORKERS = 31, 160
 _MORE_WORKERS = f"CL_CONFIG_CPU_TBB_NUM_WORKERS = {_FEWEST_WORKERS}\n"
 _WORKERS = re.compile(r"^\s*CL_CONFIG_CPU_TBB_NUM_WORKERS\s*=\s*([0-9]*).*\n?", re.MULTILINE)
 
@@ -62,6 +62,15 @@ def emulator_library() -> Path | None:
     folder = emulator_folder() / "lib"
     drivers = sorted(folder.glob("libintelocl_emu.so.*"))
     return drivers[-1] if drivers and (folder / _CONFIGURATION).is_file() else None
+
+
+def emulator_kernels() -> int:
+    """How many kernels of a process run on the emulator at once, by its configuration; 0 if there is none."""
+    try:
+        found = _WORKERS.search((emulator_folder() / "lib" / _CONFIGURATION).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return 0
+    return int(found[1] or 0) if found else _DEFAULT_WORKERS
 
 
 def check_emulator() -> None:

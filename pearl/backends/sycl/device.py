@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pearl.backends.fpga.emulator import SETUP_COMMAND, emulator_library
+from pearl.backends.fpga.emulator import SETUP_COMMAND, emulator_kernels, emulator_library
 from pearl.backends.sycl.runtime import find_library, runtime_problem, sycl_runtime, wheels_command
 from pearl.backends.sycl.selector import EMULATOR_SELECTOR, sycl_filter
 from pearl.devices.description import Availability, Connection, Device, DeviceKind
@@ -155,11 +155,12 @@ def sycl_availability(selector: str) -> Availability:
 
 def sycl_queue(selector: str) -> _sycl.Queue:
     """The in-order queue of a device, a single one in each process; DeviceError if the device is not there."""
-    return _queue(find_sycl_device(selector).selector)
+    device = find_sycl_device(selector)
+    return _queue(device.selector, device.emulated)
 
 
 @functools.cache
-def _queue(selector: str) -> _sycl.Queue:
+def _queue(selector: str, emulated: bool) -> _sycl.Queue:
     runtime = sycl_runtime()
     try:
         queue = runtime.dpctl.SyclQueue(selector, property="in_order")
@@ -167,7 +168,7 @@ def _queue(selector: str) -> _sycl.Queue:
         raise DeviceError(
             f"The SYCL device {selector!r} is listed but cannot be used ({error}); {_listed(sycl_devices())}."
         ) from error
-    made: _sycl.Queue = runtime.module.Queue(queue)
+    made: _sycl.Queue = runtime.module.Queue(queue, emulator_kernels() if emulated else 0)
     return made
 
 
