@@ -47,6 +47,7 @@ class Options:
     drift_threshold: float = 1.5
     drift_seconds: float = 60.0
     ray: str | None = None  # the address of a Ray cluster for the actors, "local" for one of this machine alone
+    weights_from: Path | None = None  # a run folder or weights file with the networks to start with
     program: Path | None = None  # the program's own file
 
 
@@ -176,6 +177,13 @@ def parse_options(
         help=f"environment steps between checkpoints (default: {checkpoint_interval or 'a tenth of the run'})",
     )
     add("--resume", action="store_true", help="go on from the newest checkpoint")
+    add(
+        "--weights-from",
+        type=Path,
+        metavar="RUN",
+        help="start with the networks of another run: its folder, for its best weights if it has some, or a file of "
+        "weights; with --resume the checkpoint's count",
+    )
     add("--serial", action="store_true", help="one thread, deterministic to the bit for a seed")
     add(
         "--bench",
@@ -321,5 +329,6 @@ def parse_options(
         drift_threshold=a.drift_threshold,
         drift_seconds=a.drift_seconds,
         ray=a.ray,
+        weights_from=None if a.weights_from is None else a.weights_from.absolute(),
         program=None if program is None else Path(program).resolve(),
     )

@@ -242,6 +242,11 @@ class Run(abc.ABC):
             logger.info(inputs)
         if note := normalization_note(self.trainer):
             logger.info(note)
+        if self.options.weights_from is not None and not self.options.resume:
+            from pearl.policy.warm_start import load_weights_of
+
+            file = load_weights_of(self.trainer, self.options.weights_from)
+            self.report.say(f"Starting with the weights in {file}.")
         return self.trainer
 
     def _begin(self, experience: Experience, ring: Ring | None, identity: Mapping[str, str]) -> None:

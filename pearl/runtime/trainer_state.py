@@ -10,7 +10,7 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +105,12 @@ def policy_groups(trainer: object) -> list[str]:
     return [*chosen, OBSERVATION_STATISTICS] if normalizes else chosen
 
 
-def load_networks(trainer: object, flat: Mapping[str, Stored]) -> None:
-    """Load the weights `flat`, by `group.name` as a weights file has them, into the groups that acting needs.
+def load_networks(trainer: object, flat: Mapping[str, Stored], groups: Sequence[str] | None = None) -> None:
+    """Load the weights `flat`, by `group.name` as a weights file has them, into `groups`: by default what acting needs.
 
     Other groups are left as they are. Raises CheckpointError if a tensor is missing, unknown or of another shape.
     """
-    groups = policy_groups(trainer)
+    groups = policy_groups(trainer) if groups is None else groups
     tensors: dict[str, dict[str, Stored]] = {group: {} for group in groups}
     for key, value in flat.items():
         owners = [group for group in groups if key.startswith(f"{group}.")]
