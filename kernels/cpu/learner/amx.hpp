@@ -1,7 +1,8 @@
 // What kernels in AMX share: the shapes of tiles, and whether this process may use them.
 #pragma once
 
-#if defined(__x86_64__) && defined(__linux__) && !defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 11
+#if defined(__x86_64__) && defined(__linux__) && !defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 11 && \
+    !defined(PEARL_WITHOUT_AMX)
 #define PEARL_AMX 1
 
 #include <immintrin.h>
