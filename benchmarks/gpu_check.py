@@ -30,9 +30,9 @@ STATE = ROOT / "build" / "gpu_check.json"
 DEVICE = "cuda:0"
 # What PEARL and its tests import; torch is taken from the machine.
 PACKAGES = (
-    "cmake>=3.20", "gymnasium>=1.1", "hypothesis>=6.100", "jinja2>=3.1", "matplotlib>=3.8", "ninja", "pandas>=2.2",
-    "pybind11>=3.0", "pytest>=8.3", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "rich>=13.7", "safetensors>=0.5",
-    "scikit-build-core>=0.11", "tensorboard>=2.17", "typer>=0.18",
+    "cmake>=3.20", "gymnasium>=1.1", "hypothesis>=6.100", "jinja2>=3.1", "markupsafe>=2.1", "matplotlib>=3.8", "ninja",
+    "numpy>=2.0", "pandas>=2.2", "pybind11>=3.0", "pytest>=8.3", "pytest-timeout>=2.3", "pytest-xdist>=3.6",
+    "pyyaml>=6.0", "rich>=13.7", "safetensors>=0.5", "scikit-build-core>=0.11", "tensorboard>=2.17", "typer>=0.18",
 )  # fmt: skip
 TESTS = (
     "tests/contracts", "tests/test_cuda_kernels.py", "tests/test_device_loop.py", "tests/test_device_learner.py",
@@ -135,10 +135,11 @@ PARTS: dict[str, Callable[[Path | None, float], None]] = {
 
 def sources_hash() -> str:
     """A hash of the files that the results depend on."""
-    digest = hashlib.sha256()
-    for folder in ("pearl", "composer", "kernels", "tests", "benchmarks"):
+    digest = hashlib.sha256((ROOT / "CMakeLists.txt").read_bytes())
+    for folder in ("pearl", "composer", "kernels", "runtime_templates", "tests", "benchmarks"):
         for path in sorted((ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".cpp", ".hpp", ".cu", ".j2") and "results" not in path.parts:
+            has_text = path.suffix in (".py", ".cpp", ".hpp", ".cu", ".j2") or path.parent.name == "std"
+            if has_text and "results" not in path.parts:
                 digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

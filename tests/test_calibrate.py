@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 from programs import described, write_csv_pair
 from trainers import TinyDQN
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from composer import Composer, composing
 from composer.calibrate import Progress, calibrate, family

@@ -368,6 +368,34 @@ def test_the_benchmark_runs_on_the_emulator() -> None:
     assert [line for line in done.stdout.splitlines() if line.startswith("iteration DQN 64x64 B=32")]
 
 
+def test_the_check_brings_all_that_pearl_and_its_tests_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    tomllib = pytest.importorskip("tomllib", reason="reading pyproject.toml needs Python 3.11")
+    monkeypatch.syspath_prepend(str(KERNELS.parent))
+    from benchmarks import gpu_check
+
+    project = tomllib.loads((KERNELS.parent / "pyproject.toml").read_text())
+    needed = {*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["test"]}
+    needed |= {*project["build-system"]["requires"]}
+    # Torch is the machine's; tomli is for Python 3.10, where pytest brings it.
+    assert {each for each in needed - {*gpu_check.PACKAGES} if not each.startswith(("torch", "tomli"))} == set()
+
+
+@pytest.mark.parametrize("changed", ["kernels/cuda/std/array", "runtime_templates/page.j2", "CMakeLists.txt"])
+def test_the_check_sees_changes_of_all_that_is_built(
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(KERNELS.parent))
+    from benchmarks import gpu_check
+
+    for name in ("CMakeLists.txt", changed):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("before")
+    monkeypatch.setattr(gpu_check, "ROOT", tmp_path)
+    before = gpu_check.sources_hash()
+    (tmp_path / changed).write_text("after")
+    assert gpu_check.sources_hash() != before
+
+
 def test_a_part_of_the_check_that_has_passed_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(KERNELS.parent))
     from benchmarks import gpu_check
