@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from references import CUDA, on_host
 
 from pearl.backends.sycl.storage import SyclDataStorage
-from pearl.errors import CapacityError, ConfigurationError, ReplayError
+from pearl.errors import CapacityError, ConfigurationError, DeviceError, ReplayError
 from pearl.replay import memory
 from pearl.replay.storage import DataStorage
 from pearl.spec import FieldSpec, TransitionSpec
@@ -249,6 +249,16 @@ def test_rows_that_the_gpu_has_no_room_for_stay_in_the_hosts_memory(monkeypatch,
         CudaDataStorage(SPEC, 50, CUDA, memory="device")
     with pytest.raises(ConfigurationError, match=r"""must be "auto", "device" or "pinned"; found 'mapped'"""):
         CudaDataStorage(SPEC, 50, CUDA, memory="mapped")
+
+
+def test_a_gpu_that_is_not_there_is_named():
+    from pearl.backends.cuda.storage import CudaDataStorage, TorchDataStorage
+
+    for make in (CudaDataStorage, TorchDataStorage):
+        with pytest.raises(DeviceError, match=r"A Data Storage on cuda:99 cannot be made: .+`pearl devices`"):
+            make(SPEC, 50, "cuda:99")
+    with pytest.raises(ReplayError, match="must be a whole number; found '50'"):
+        CudaDataStorage(SPEC, "50", CUDA)
 
 
 def test_memory_is_committed_only_when_written():

@@ -10,14 +10,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pearl.backends.cuda.device import EMULATOR, cuda_name
+from pearl.backends.cuda.device import EMULATOR, cuda_availability, cuda_name
 from pearl.backends.cuda.runtime import open_cuda
 from pearl.backends.on_device.storage import DataStorageOnDevice
 from pearl.byte_size import readable_size
-from pearl.errors import ConfigurationError, ReplayError
+from pearl.errors import ConfigurationError, DeviceError, ReplayError
 from pearl.lazy_torch import torch
 from pearl.replay.memory import check_fits, free_memory
-from pearl.replay.storage import StorageOnDevice, matching_rows
+from pearl.replay.storage import Ring, StorageOnDevice, matching_rows
 from pearl.spec import FieldSpec, TransitionSpec
 
 logger = logging.getLogger("pearl.cuda")
@@ -47,6 +47,7 @@ class CudaDataStorage(DataStorageOnDevice):
             raise ConfigurationError(f'memory must be "auto", "device" or "pinned"; found {memory!r}.')
         self.device = cuda_name(device)
         self._place = torch.device("cpu" if self.device == EMULATOR else self.device)
+        capacity = Ring(capacity).capacity
         needed, free = capacity * spec.nbytes, _device_free(self._place)
         self.memory = memory if memory != "auto" else "device" if needed <= free * _SHARE else "pinned"
         if memory == "auto" and self.memory == "pinned":
@@ -84,7 +85,7 @@ class TorchDataStorage(StorageOnDevice):
     """Ring of `capacity` transitions in tensors on `device`, for programs that earlier versions generated.
 
     It has the interface of DataStorage. `gather` returns tensors on the device. Raises CapacityError if the device's
-    free memory does not suffice.
+    free memory does not suffice, DeviceError if it cannot be used.
     """
 
     def __init__(self, spec: TransitionSpec, capacity: int, device: torch.device | str) -> None:
@@ -173,6 +174,10 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def _device_free(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return free_memory()
+    if device.type != "cuda":
+        return free_memory()
+    if not (available := cuda_availability(device.index or 0)).ok:
+        raise DeviceError(
+            f"A Data Storage on {device} cannot be made: {available.reason}. `pearl devices` lists the usable devices."
+        )
+    return int(torch.cuda.mem_get_info(device)[0])
