@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +21,11 @@ from torch import nn
 
 from pearl.algorithms import DDPG, DQN, REDQ, SAC, TD3, Batch, CrossQ, DroQ, RecurrentDQN, Trainer
 from pearl.algorithms.trainer import Phase
+from pearl.backends.cuda import graphs as cuda_graphs
 from pearl.backends.cuda import sub_batches as parts_on_streams
 from pearl.backends.cuda import torch_steps
 from pearl.backends.cuda.capturable_optimizers import CapturableOptimizers
+from pearl.backends.cuda.graphs import CudaGraphs
 from pearl.backends.cuda.torch_steps import TorchSteps
 from pearl.backends.cuda.trainer_parts import TrainerParts
 from pearl.learner.protocol import StepResult
@@ -546,6 +551,40 @@ def test_a_failed_recording_leaves_gradients_noise_and_optimizers_as_they_were(g
     assert (group["lr"], group["capturable"], group["fused"], group["foreach"]) == (RATE, False, True, None)
     assert ours.log_alpha.grad is not None
     assert all(p.grad is not None for p in ours.critic.parameters())
+
+
+def test_no_garbage_is_collected_while_a_step_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dropped:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            ended.append(recording)
+
+    ended: list[bool] = []
+    recording = False
+    cuda = SimpleNamespace(
+        current_device=lambda: 0,
+        current_stream=lambda device: None,
+        default_generators=[SimpleNamespace(clone_state=lambda: None)],
+        graph=lambda *_, **__: contextlib.nullcontext(),
+        graph_pool_handle=lambda: None,
+        set_stream=lambda stream: None,
+        CUDAGraph=object,
+        Stream=lambda device: None,
+    )
+    monkeypatch.setattr(cuda_graphs, "torch", SimpleNamespace(cuda=cuda, device=torch.device))
+
+    def step() -> None:
+        nonlocal recording
+        Dropped()
+        recording = True
+        kept = [[number] for number in range(20_000)]  # enough for several collections
+        recording = len(kept) == 0
+
+    CudaGraphs(torch.device("cuda", 0)).capture(step)
+    assert ended in ([], [False])
+    assert gc.isenabled()
 
 
 def test_without_capture_nothing_is_recorded(graphs: list[EmulatedGraphs], caplog: pytest.LogCaptureFixture) -> None:

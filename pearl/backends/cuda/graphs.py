@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -29,6 +30,18 @@ def in_order_on(stream: torch.cuda.Stream) -> Iterator[None]:
             yield
     finally:
         caller.wait_stream(stream)
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """No garbage is collected: that may destroy a graph or free memory, which fails a recording of the same thread."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class CudaGraphs:
@@ -103,7 +116,8 @@ class CudaGraphs:
         caller, main = torch.cuda.current_stream(self.device), self._main
         self._main, self._capturing = self._own, True
         try:
-            return self._recorded(step)
+            with _without_collections():
+                return self._recorded(step)
         finally:
             self._main, self._capturing = main, False
             torch.cuda.set_stream(caller)  # a failed capture leaves its own
