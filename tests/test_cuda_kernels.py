@@ -45,6 +45,70 @@ USED = re.compile(
 )
 
 
+# --- the driver -------------------------------------------------------------------------------------------------------
+
+# A driver that does nothing: it has one device, no memory but what it hands out, and counts the contexts entered.
+DRIVER = r"""
+#include <stdlib.h>
+#include <string.h>
+static int refused, entered;
+void fake_refuse(int kind) { refused = kind; }
+int fake_entered(void) { return entered; }
+int cuDeviceGetCount(int* count) { return *count = 1, 0; }
+int cuDeviceGetName(char* text, int size, int device) { return strncpy(text, "Fake", size), 0; }
+int cuDeviceGetAttribute(int* value, int which, int device) { return *value = which == 75 ? 9 : 16, 0; }
+int cuDevicePrimaryCtxRetain(void** context, int device) { return *context = &entered, 0; }
+int cuCtxPushCurrent_v2(void* context) { return ++entered, 0; }
+int cuCtxPopCurrent_v2(void** context) { return --entered, 0; }
+int cuMemGetInfo_v2(size_t* available, size_t* total) { return *available = 79000000000, *total = 80000000000, 0; }
+static int taken(void** data, size_t bytes, int kind) {
+  return refused == kind ? 2 : (*data = calloc(bytes, 1)) == NULL;
+}
+int cuMemAlloc_v2(void** data, size_t bytes) { return taken(data, bytes, 1); }
+int cuMemAllocManaged(void** data, size_t bytes, unsigned flags) { return taken(data, bytes, 2); }
+int cuMemHostAlloc(void** data, size_t bytes, unsigned flags) { return taken(data, bytes, 3); }
+"""
+
+
+@pytest.fixture(scope="module")
+def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of processes that find DRIVER as NVIDIA's."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    folder = tmp_path_factory.mktemp("driver")
+    wanted = set(re.findall(r"PEARL_FIND\((cu\w+)\)", (KERNELS / "cuda" / "driver.cpp").read_text()))
+    others = wanted - set(re.findall(r"\b(cu\w+)\(", DRIVER))
+    stubs = "".join(f"int {name}(void) {{ return 0; }}\n" for name in sorted(others))
+    command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(folder / "libcuda.so.1")]
+    subprocess.run(command, input=DRIVER + stubs, text=True, check=True, timeout=60)
+    return {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+
+
+def test_memory_that_is_refused_is_named_with_the_side_that_lacks_it(fake_driver: dict[str, str]) -> None:
+    program = """
+import ctypes
+from pearl import _cuda
+from pearl.errors import DeviceError
+queue, driver = _cuda.Queue(0, "", ""), ctypes.CDLL("libcuda.so.1")
+pinned = lambda count: queue.copy_times_us(4 * count, True, 1, True)
+for kind, make in enumerate((queue.device_floats, queue.shared_floats, pinned), 1):
+    driver.fake_refuse(kind)
+    try:
+        make(250_000_000)
+    except DeviceError as error:
+        print(error)
+print(driver.fake_entered())
+"""
+    done = subprocess.run([sys.executable, "-c", program], env=fake_driver, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    device, shared, pinned, entered = done.stdout.splitlines()
+    assert device.startswith("1.00 GB of memory on Fake (cuda:0) were requested; 79.0 GB of 80.0 GB are free.")
+    assert shared.startswith("1.00 GB of shared memory on Fake (cuda:0) were requested; 79.0 GB of 80.0 GB are free.")
+    assert pinned.startswith("1.00 GB of pinned host memory for Fake (cuda:0) were requested, which the host refuses:")
+    assert entered == "0", "contexts that were entered have not been left"
+
+
 # --- compilers --------------------------------------------------------------------------------------------------------
 
 

@@ -339,7 +339,6 @@ void CudaQueue::wait() {
 }
 
 std::shared_ptr<void> CudaQueue::allocate(std::size_t bytes, Placement placement) {
-  static constexpr const char* kNames[] = {"", "shared ", "pinned host "};
   const cuda::Driver& driver = cuda::driver();
   const Current current(device_->context, name());
   const std::size_t taken = std::max<std::size_t>(bytes, 1);
@@ -349,10 +348,14 @@ std::shared_ptr<void> CudaQueue::allocate(std::size_t bytes, Placement placement
   const cuda::Result result = placement == Placement::device   ? driver.cuMemAlloc_v2(address, taken)
                               : placement == Placement::shared ? driver.cuMemAllocManaged(address, taken, kAttachGlobal)
                                                                : driver.cuMemHostAlloc(&data, taken, kPortableAndMapped);
+  if (result == kOutOfMemory && placement == Placement::pinned)
+    throw DeviceError(gigabytes(bytes) + " of pinned host memory for " + name() +
+                      " were requested, which the host refuses: see its free memory, and the limit of a container. "
+                      "Lower the size of the replay, or end other programs.");
   if (result == kOutOfMemory) {
     std::size_t free = 0, total = 0;
     driver.cuMemGetInfo_v2(&free, &total);
-    throw DeviceError(gigabytes(bytes) + " of " + kNames[static_cast<std::size_t>(placement)] + "memory on " + name() +
+    throw DeviceError(gigabytes(bytes) + (placement == Placement::shared ? " of shared" : " of") + " memory on " + name() +
                       " were requested; " + gigabytes(free) + " of " + gigabytes(total) +
                       " are free. Lower the size of the replay, place it on another device, or end other programs "
                       "that use this one.");
