@@ -82,7 +82,8 @@ def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     stubs = "".join(f"int {name}(void) {{ return 0; }}\n" for name in sorted(others))
     command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(folder / "libcuda.so.1")]
     subprocess.run(command, input=DRIVER + stubs, text=True, check=True, timeout=60)
-    return {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+    paths = filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")])
+    return {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(paths)}
 
 
 def test_memory_that_is_refused_is_named_with_the_side_that_lacks_it(fake_driver: dict[str, str]) -> None:
@@ -339,6 +340,20 @@ def test_a_barrier_that_not_all_threads_reach_is_an_error(kernel: str, said: str
 def test_wrong_copies_to_a_blocks_memory_are_errors(kernel: str, said: str) -> None:
     with pytest.raises(DeviceError, match=said):
         _cuda.EmulatedQueue(64, "descending").control(kernel)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [
+        ("pearl_reverse_by_blocks_that_do_not_meet", "before the cluster's blocks have waited for each other"),
+        ("pearl_reverse_by_blocks_that_leave", "the memory of another one that has ended"),
+    ],
+)
+def test_another_blocks_memory_is_used_only_while_that_block_runs(kernel: str, said: str) -> None:
+    for order, seed in ORDERS:
+        assert _cuda.EmulatedQueue(64, order, seed).control("pearl_reverse_by_blocks", 1, 2) == list(range(63, -1, -1))
+    with pytest.raises(DeviceError, match=said):
+        _cuda.EmulatedQueue().control(kernel, 1, 2)
 
 
 def test_arguments_that_do_not_fit_the_kernel_are_an_error() -> None:

@@ -67,16 +67,17 @@ void bind_queues(py::module_& module) {
            "Blocks of at most `most_lanes` threads; between barriers they run in this order.")
       .def(
           "control",
-          [](EmulatedQueue& queue, const std::string& kernel, std::size_t blocks) {
+          [](EmulatedQueue& queue, const std::string& kernel, std::size_t blocks, std::size_t cluster) {
             constexpr std::size_t kThreads = 64;
             const DeviceArray<std::int32_t> x(queue, kThreads, Placement::pinned);
             for (std::size_t i = 0; i < kThreads; ++i) x[i] = static_cast<std::int32_t>(i);
-            const LaunchShape shape{blocks, 1, kThreads, 1, kThreads * sizeof(float)};
+            const LaunchShape shape{blocks, 1, kThreads, cluster, kThreads * sizeof(float)};
             queue.launch_shape((*queue.compile("controls", {kernel}))[kernel], shape, x.data());
             queue.wait();
             return std::vector<std::int32_t>(x.data(), x.data() + kThreads);
           },
-          py::arg("kernel"), py::arg("blocks") = 1, "0, 1, ... 63 after one of the kernels of emulator_controls.cpp.");
+          py::arg("kernel"), py::arg("blocks") = 1, py::arg("cluster") = 1,
+          "0, 1, ... 63 after one of the kernels of emulator_controls.cpp.");
   module.def(
       "binary",
       [](const std::string& stem, int major, int minor, const std::vector<std::string>& options,

@@ -118,7 +118,8 @@ struct Block {
   std::size_t memory_bytes;   // of one's own memory
   Order order;
   std::mt19937_64 random;
-  std::string mistake{};  // of a thread; errors cannot leave a fiber
+  std::vector<bool> met{};  // which clusters' blocks have waited for each other
+  std::string mistake{};    // of a thread; errors cannot leave a fiber
   Context scheduler{};
   Fiber* running = nullptr;
 };
@@ -242,6 +243,7 @@ void run_clusters(std::span<const std::size_t> groups, const device::LaunchShape
     fiber.state = State::ready;
     prepare(fiber.context, fiber.stack.get(), kStackBytes, &enter);
   }
+  current.met.assign(groups.size(), false);
   std::vector<std::size_t> turns = in_turn(threads);
   while (true) {
     if (current.order == Order::shuffled) std::shuffle(turns.begin(), turns.end(), current.random);
@@ -258,8 +260,12 @@ void run_clusters(std::span<const std::size_t> groups, const device::LaunchShape
     }
     if (ended == threads) return;
     bool released = false;
-    for (std::size_t first = 0; first < threads; first += shape.cluster * current.block_threads)
-      released |= release_all(first, first + shape.cluster * current.block_threads, State::at_cluster_barrier);
+    const std::size_t cluster_threads = shape.cluster * current.block_threads;
+    for (std::size_t first = 0; first < threads; first += cluster_threads) {
+      if (!release_all(first, first + cluster_threads, State::at_cluster_barrier)) continue;
+      released = true;
+      current.met[first / cluster_threads] = true;
+    }
     for (std::size_t first = 0; first < threads; first += current.block_threads) {
       const std::size_t end = first + current.block_threads;
       released |= release_all(first, end, State::at_barrier);
@@ -314,6 +320,18 @@ void wait_for_copies(int later) {
     for (const Copy& copy : copies.front()) std::memcpy(copy.to, copy.from, copy.bytes);
     copies.erase(copies.begin());
   }
+}
+
+float* memory_of(unsigned rank) {
+  if (rank == here->rank) return here->memories[rank];
+  const std::size_t first = (here->slot - here->rank + rank) * block->block_threads;
+  bool ended = true;
+  for (std::size_t t = first; t < first + block->block_threads; ++t) ended &= block->fibers[t]->state == State::ended;
+  if (!block->met[here->slot / here->cluster])
+    block->mistake = "A block uses another's memory before the cluster's blocks have waited for each other.";
+  else if (ended)
+    block->mistake = "A block uses the memory of another one that has ended.";
+  return here->memories[rank];
 }
 
 std::uint64_t shuffle(unsigned mask, std::uint64_t bits, unsigned from) {

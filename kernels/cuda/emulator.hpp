@@ -67,6 +67,9 @@ void wait_for_cluster();
 void start_copy(float* to, const float* from, std::size_t bytes);
 void end_copies();
 void wait_for_copies(int later);
+// What the launch gave a block of the running thread's cluster. Another block's memory is there from when the cluster's
+// blocks have waited for each other until that block ends.
+float* memory_of(unsigned rank);
 // The running thread's lane in its warp.
 unsigned lane_here();
 // Waits for the threads of the warp in `mask`; returns what lane `from` gave, or `bits` if it is not among them.

@@ -71,6 +71,22 @@ PEARL_KERNEL pearl_unwritten_memory(std::int32_t* x) {
   if (threadIdx.x < kThreads / 2) x[threadIdx.x] = held;
 }
 
+// The same as pearl_reverse by two blocks: one writes to the memory of the other.
+void reverse_by_blocks(std::int32_t* x, bool meet, bool stay) {
+  const bool sends = pearl::device::cluster_rank() == 1;
+  if (meet) pearl::device::cluster_barrier();
+  if (sends)
+    pearl::device::block_memory_of(0)[kThreads - 1 - threadIdx.x] = static_cast<float>(x[threadIdx.x]);
+  if (stay) pearl::device::cluster_barrier();
+  if (!sends) x[threadIdx.x] = static_cast<std::int32_t>(pearl::device::block_memory()[threadIdx.x]);
+}
+
+PEARL_KERNEL pearl_reverse_by_blocks(std::int32_t* x) { reverse_by_blocks(x, true, true); }
+
+PEARL_KERNEL pearl_reverse_by_blocks_that_do_not_meet(std::int32_t* x) { reverse_by_blocks(x, false, true); }
+
+PEARL_KERNEL pearl_reverse_by_blocks_that_leave(std::int32_t* x) { reverse_by_blocks(x, true, false); }
+
 PEARL_KERNEL pearl_two_arguments(std::int32_t* x, float) { x[0] = 0; }
 
 using pearl::emulator::call;
@@ -82,6 +98,9 @@ const pearl::emulator::Registered registered{{
     {"controls", "", "pearl_copy_unaligned", &call<pearl_copy_unaligned>},
     {"controls", "", "pearl_half_a_barrier", &call<pearl_half_a_barrier>},
     {"controls", "", "pearl_reverse", &call<pearl_reverse>},
+    {"controls", "", "pearl_reverse_by_blocks", &call<pearl_reverse_by_blocks>},
+    {"controls", "", "pearl_reverse_by_blocks_that_do_not_meet", &call<pearl_reverse_by_blocks_that_do_not_meet>},
+    {"controls", "", "pearl_reverse_by_blocks_that_leave", &call<pearl_reverse_by_blocks_that_leave>},
     {"controls", "", "pearl_reverse_by_copies", &call<pearl_reverse_by_copies>},
     {"controls", "", "pearl_reverse_by_copies_waiting_late", &call<pearl_reverse_by_copies_waiting_late>},
     {"controls", "", "pearl_reverse_without_barrier", &call<pearl_reverse_without_barrier>},

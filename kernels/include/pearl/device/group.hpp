@@ -108,7 +108,7 @@ PEARL_DEVICE void cluster_barrier() { __syncthreads(); }
 #endif
 
 #if defined(PEARL_CUDA_ON_HOST)
-inline float* block_memory_of(unsigned rank) { return emulator::here->memories[rank]; }
+inline float* block_memory_of(unsigned rank) { return emulator::memory_of(rank); }
 inline float* block_memory() { return block_memory_of(emulator::here->rank); }
 template <int bytes>
 void start_copy(float* to, const float* from) {
@@ -121,7 +121,8 @@ PEARL_DEVICE float* block_memory() {
   extern __shared__ float4 pearl_block_memory[];
   return reinterpret_cast<float*>(pearl_block_memory);
 }
-// Once the cluster's blocks have waited for each other, so that all of them run.
+// Once the cluster's blocks have waited for each other, so that all of them run. That block must not end before its memory
+// has been used: they wait for each other again.
 PEARL_DEVICE float* block_memory_of(unsigned rank) {
   float* there = block_memory();
 #if __CUDA_ARCH__ >= 900
