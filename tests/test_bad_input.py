@@ -23,6 +23,7 @@ from pearl.actors.environment import make_vector_env
 from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3, Trainer
 from pearl.algorithms.trainer import make_trainer
 from pearl.backends.cpu.replay import NativeReplayManager
+from pearl.backends.on_device.replay import check_fits
 from pearl.errors import (
     CapacityError,
     ConfigurationError,
@@ -35,8 +36,9 @@ from pearl.errors import (
 )
 from pearl.exploration import EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeck
 from pearl.replay import memory
+from pearl.replay.arguments import Selection
 from pearl.runtime.queues import DataCollectionQueue
-from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+from pearl.spec import ActorSpec, ReplayMode, ReplaySpec, TrainSpec, TransitionSpec
 
 pytestmark = pytest.mark.usefixtures("quick_profiles")
 
@@ -319,6 +321,12 @@ def test_priorities_larger_than_memory(options: dict[str, Any], needed: str, mon
     monkeypatch.setattr(memory, "group_memory", lambda: None)
     message = message_of(CapacityError, lambda: NativeReplayManager(10**9, **options))
     assert_says(message, "1,000,000,000 slots", f"needs {needed}", "9.9 GB of memory are free", "Lower `size`")
+
+
+@pytest.mark.parametrize(("mode", "needed"), [("prioritized", "20.5 GB"), ("uniform", "16.0 GB")])
+def test_priorities_larger_than_a_devices_memory(mode: ReplayMode, needed: str) -> None:
+    message = message_of(CapacityError, lambda: check_fits(10**9, Selection(mode=mode), 15_900_000_000, "the device"))
+    assert_says(message, f"needs {needed}", "15.9 GB of memory are free on the device", "Lower `size`")
 
 
 def test_priorities_larger_than_any_memory_allocate_nothing() -> None:

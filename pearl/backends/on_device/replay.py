@@ -47,7 +47,7 @@ class ReplayManagerOnDevice(KernelReplayManager):
 
 def check_fits(capacity: int, chosen: Selection, memory_bytes: int, device: str) -> None:
     """Raise CapacityError if a Replay Manager of so many slots does not fit `memory_bytes` of `device`."""
-    slot = 12.0  # priority, generation, times sampled
+    slot = 16.0  # priority, generation, times sampled, claim: ReplaySlot in replay_kernels.hpp
     if chosen.mode == "prioritized":
         slot += 4 + 8 / max(chosen.fanout - 1, 1)  # a leaf, and its share of the sums
     check_slots_fit(capacity, slot, memory_bytes, device)
