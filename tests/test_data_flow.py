@@ -14,7 +14,7 @@ from trainers import Counting, OwnTrainer
 
 from pearl.actors.actor import message_rows
 from pearl.algorithms import Batch
-from pearl.errors import ConfigurationError
+from pearl.errors import ConfigurationError, DeviceError
 from pearl.learner.torch_learner import TorchLearner
 from pearl.replay import ReplayRequestQueue, make_replay_manager
 from pearl.runtime import (
@@ -150,6 +150,21 @@ def run_setting_1(session: Session) -> Recording:
             session.wait()
         assert session.finish() == 0
         return trainer
+
+
+def test_a_device_that_is_not_there_is_named(tmp_path: Path) -> None:
+    session = Session(
+        Program("elsewhere", 0.0),
+        options(tmp_path, 300),
+        trainer_class=Recording,
+        settings={},
+        actors=ACTORS,
+        replay=REPLAY,
+        train=TRAIN,
+        data_flow=OnPolicy,
+    )
+    with pytest.raises(DeviceError, match=r"trains on cuda:99, which cannot be used here: .+\. Compose it again"):
+        session.make_trainer("cuda:99")
 
 
 def test_a_session_takes_an_on_policy_flow(tmp_path: Path) -> None:

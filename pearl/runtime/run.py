@@ -26,8 +26,16 @@ from pearl.actors.native_policy import NativePolicy, PolicyPlan
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.shared_warnings import SharedWarnings
 from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer, normalization_note
+from pearl.backends import support_for_torch
 from pearl.callbacks.protocol import Callback
-from pearl.errors import CallbackError, CheckpointError, CheckpointWriteError, ConfigurationError, EnvError
+from pearl.errors import (
+    CallbackError,
+    CheckpointError,
+    CheckpointWriteError,
+    ConfigurationError,
+    DeviceError,
+    EnvError,
+)
 from pearl.ipc.queues import Bell, WeightSyncQueue
 from pearl.lazy_torch import torch, when_imported
 from pearl.learner.native_plan import UnsupportedError
@@ -229,7 +237,12 @@ class Run(abc.ABC):
             return None
 
     def make_trainer(self, device: str) -> TrainerLike:
-        """The user's trainer, on `device`."""
+        """The user's trainer, on `device`; DeviceError if torch cannot use that here."""
+        support = None if device == "cpu" else support_for_torch(device.partition(":")[0])
+        if support is not None and (reason := support.why_not(torch.device(device))) is not None:
+            raise DeviceError(
+                f"This program trains on {device}, which cannot be used here: {reason}. Compose it again here."
+            )
         self.trainer = make_trainer(
             self._trainer_class,
             self.observation_space,

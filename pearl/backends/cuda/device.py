@@ -71,13 +71,16 @@ def _built_without_cuda() -> bool:
 
 def _torch() -> tuple[Any, str]:
     """Torch and "", or None and why CUDA cannot be used: without an import of torch if it was built without CUDA."""
+    without = "torch {} was built without CUDA"
     if "torch" not in sys.modules and _built_without_cuda():
-        return None, f"torch {importlib.metadata.version('torch')} was built without CUDA"
+        return None, without.format(importlib.metadata.version("torch"))
     try:
         import torch
     except ImportError as error:
         return None, f"torch cannot be imported ({error})"
     try:
+        if not torch.backends.cuda.is_built():
+            return None, without.format(torch.__version__)
         if not torch.cuda.is_available():
             return None, "torch finds no CUDA device (no GPU, or its driver is missing or too old)"
     except RuntimeError as error:
