@@ -21,6 +21,7 @@ import pytest
 
 from pearl import _cuda
 from pearl.backends.cuda import runtime
+from pearl.backends.cuda.device import _built_without_cuda
 from pearl.backends.cuda.replay import CudaReplayManager
 from pearl.backends.cuda.storage import CudaDataStorage
 from pearl.errors import DeviceError, PriorityError, ReplayError
@@ -47,43 +48,31 @@ USED = re.compile(
 
 # --- the driver -------------------------------------------------------------------------------------------------------
 
-# A driver that does nothing: it has one device, no memory but what it hands out, and counts the contexts entered.
-DRIVER = r"""
-#include <stdlib.h>
-#include <string.h>
-static int refused, entered;
-void fake_refuse(int kind) { refused = kind; }
-int fake_entered(void) { return entered; }
-int cuDeviceGetCount(int* count) { return *count = 1, 0; }
-int cuDeviceGetName(char* text, int size, int device) { return strncpy(text, "Fake", size), 0; }
-int cuDeviceGetAttribute(int* value, int which, int device) { return *value = which == 75 ? 9 : 16, 0; }
-int cuDevicePrimaryCtxRetain(void** context, int device) { return *context = &entered, 0; }
-int cuCtxPushCurrent_v2(void* context) { return ++entered, 0; }
-int cuCtxPopCurrent_v2(void** context) { return --entered, 0; }
-int cuMemGetInfo_v2(size_t* available, size_t* total) { return *available = 79000000000, *total = 80000000000, 0; }
-static int taken(void** data, size_t bytes, int kind) {
-  return refused == kind ? 2 : (*data = calloc(bytes, 1)) == NULL;
-}
-int cuMemAlloc_v2(void** data, size_t bytes) { return taken(data, bytes, 1); }
-int cuMemAllocManaged(void** data, size_t bytes, unsigned flags) { return taken(data, bytes, 2); }
-int cuMemHostAlloc(void** data, size_t bytes, unsigned flags) { return taken(data, bytes, 3); }
-"""
-
 
 @pytest.fixture(scope="module")
 def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of processes that find DRIVER as NVIDIA's."""
+    """The environment of processes that find fixtures/cuda_driver.c as NVIDIA's driver, and as NVRTC at $FAKE."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler")
     folder = tmp_path_factory.mktemp("driver")
-    wanted = set(re.findall(r"PEARL_FIND\((cu\w+)\)", (KERNELS / "cuda" / "driver.cpp").read_text()))
-    others = wanted - set(re.findall(r"\b(cu\w+)\(", DRIVER))
-    stubs = "".join(f"int {name}(void) {{ return 0; }}\n" for name in sorted(others))
-    command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(folder / "libcuda.so.1")]
-    subprocess.run(command, input=DRIVER + stubs, text=True, check=True, timeout=60)
-    paths = filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")])
-    return {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(paths)}
+    library = folder / "libcuda.so.1"
+    source = Path(__file__).parent / "fixtures" / "cuda_driver.c"
+    subprocess.run([compiler, "-shared", "-fPIC", source, "-o", library], check=True, timeout=60)
+    paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")]))
+    own = {"LD_LIBRARY_PATH": paths, "FAKE": str(library), "PEARL_TEST_CUDA": "cuda:0", "PEARL_CACHE_DIR": str(folder)}
+    return {**os.environ, **own}
+
+
+def on_fake_driver(program: str, environment: dict[str, str]) -> list[str]:
+    """The lines that a program prints with that driver, which must find nothing to refuse."""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, env=environment, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "refused: " not in done.stderr
+    return done.stdout.splitlines()
 
 
 def test_memory_that_is_refused_is_named_with_the_side_that_lacks_it(fake_driver: dict[str, str]) -> None:
@@ -99,15 +88,44 @@ for kind, make in enumerate((queue.device_floats, queue.shared_floats, pinned), 
         make(250_000_000)
     except DeviceError as error:
         print(error)
-print(driver.fake_entered())
+print(driver.fake_contexts())
 """
-    done = subprocess.run([sys.executable, "-c", program], env=fake_driver, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    device, shared, pinned, entered = done.stdout.splitlines()
+    device, shared, pinned, entered = on_fake_driver(program, fake_driver)
     assert device.startswith("1.00 GB of memory on Fake (cuda:0) were requested; 79.0 GB of 80.0 GB are free.")
     assert shared.startswith("1.00 GB of shared memory on Fake (cuda:0) were requested; 79.0 GB of 80.0 GB are free.")
     assert pinned.startswith("1.00 GB of pinned host memory for Fake (cuda:0) were requested, which the host refuses:")
     assert entered == "0", "contexts that were entered have not been left"
+
+
+@pytest.mark.skipif(not _built_without_cuda(), reason="torch would take the fake driver for NVIDIA's")
+def test_a_gpus_driver_is_asked_for_nothing_that_it_refuses_and_gets_all_memory_back(
+    fake_driver: dict[str, str],
+) -> None:
+    program = """
+import ctypes, gc, os
+from pathlib import Path
+import pearl.backends.cuda.runtime, pearl.backends.cuda.storage
+pearl.backends.cuda.runtime.find_nvrtc = lambda: Path(os.environ["FAKE"])
+pearl.backends.cuda.storage._device_free = lambda place: 10**9
+from test_device_loop import PLACES, OnDevice
+from test_native_loop import Soft
+OnDevice.place = PLACES["cuda"]
+setup = OnDevice(Soft)
+for iterations in (1, 1, 7, 7, 7):
+    setup.run(iterations)
+    with setup.loop.insertion_window():
+        setup.replay.insert(setup.storage.insert({name: rows[200:240] for name, rows in setup.rows.items()}))
+setup.replay.update([1, 2], [1.0, 2.0])
+setup.storage.kernel.gather_there(setup.replay.sample(10).indices)
+driver = ctypes.CDLL("libcuda.so.1")
+print(driver.fake_recorded() > 0)
+setup.replay.close()
+setup.storage.close()
+del setup
+gc.collect()
+print(driver.fake_blocks(), driver.fake_streams(), driver.fake_contexts())
+"""
+    assert on_fake_driver(program, fake_driver) == ["True", "0 1 0"]
 
 
 # --- compilers --------------------------------------------------------------------------------------------------------
