@@ -104,22 +104,25 @@ def test_a_limit_of_steps_that_is_none_is_refused(policy: SavedPolicy, steps: An
 
 
 def test_arguments_of_the_environment_and_modules_that_register_it(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "long_pole.py").write_text(
-        "import gymnasium as gym\n"
+        "import gymnasium as gym, os\n"
+        "print('a module that prints')\n"
         "from gymnasium.envs.classic_control import CartPoleEnv\n"
         "def make(limit, name='', render_mode=None):\n"
         "    assert name == 'a=b'\n"
+        "    os.write(1, b'C code that prints')\n"
         "    return gym.wrappers.TimeLimit(CartPoleEnv(), limit)\n"
         "gym.register('LimitedPole-v0', make)\n"
     )
     options = ("--env", "LimitedPole-v0", "--env-kwarg", "limit=3", "--env-kwarg", "name=a=b", "--episodes", 2)
     assert "cannot be made" in command("evaluate", run, *options).output
     done = command("evaluate", run, *options, "--import", "long_pole", "--json")
-    assert json.loads(done.output)["lengths"] == [3, 3], done.output
+    assert json.loads(done.stdout)["lengths"] == [3, 3], done.output
+    assert capfd.readouterr().out == ""
     for option, text in (("--env-kwarg", "limit"), ("--env-kwarg", "=3"), ("--import", "absent_module")):
         done = command("evaluate", run, option, text)
         assert done.exit_code == 1

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,26 @@ def console() -> Console:
     return Console(
         force_terminal=None if terminal else False, width=None if terminal else _PLAIN_WIDTH, highlight=False
     )
+
+
+@contextlib.contextmanager
+def output_kept_free(free: bool) -> Iterator[None]:
+    """If `free`, lead what is written to standard output meanwhile to standard error, so that JSON stands there alone.
+
+    Environments print, and so do modules that they import, C code and processes that they start.
+    """
+    if not free:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def facts_table(title: str, facts: Mapping[str, str]) -> Table:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from pearl.cli.app import app, examples
-from pearl.cli.output import console, facts_table
+from pearl.cli.output import console, facts_table, output_kept_free
 from pearl.error_place import described
 from pearl.errors import ConfigurationError
 
@@ -95,16 +95,17 @@ def _evaluate(
     """
     from pearl.policy import evaluate_policy
 
-    policy = _load(run, which, trainer, imports, seed)
-    found = evaluate_policy(
-        policy,
-        _environment(env),
-        env_kwargs=_env_kwargs(env_kwarg),
-        wrappers=not no_wrappers,
-        episodes=episodes,
-        seed=seed,
-        deterministic=not stochastic,
-    )
+    with output_kept_free(as_json):
+        policy = _load(run, which, trainer, imports, seed)
+        found = evaluate_policy(
+            policy,
+            _environment(env),
+            env_kwargs=_env_kwargs(env_kwarg),
+            wrappers=not no_wrappers,
+            episodes=episodes,
+            seed=seed,
+            deterministic=not stochastic,
+        )
     kept = "" if no_wrappers else policy.description.made.kept_text
     returns, lengths = found.returns, found.lengths
     if as_json:

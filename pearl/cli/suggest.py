@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pearl.cli.app import app, examples
-from pearl.cli.output import check_writable, console, write_file
+from pearl.cli.output import check_writable, console, output_kept_free, write_file
 from pearl.errors import ConfigurationError
 from pearl.process_limits import check_address_space
 from pearl.runtime.launch import shown
@@ -63,8 +63,9 @@ def _suggest(
             )
         for path in paths:
             check_writable(path)
-    registering = None if module is None else Registering.of(module)
-    suggestion = suggest(env, algorithm=algorithm, seed=seed)
+    with output_kept_free(json):
+        registering = None if module is None else Registering.of(module)
+        suggestion = suggest(env, algorithm=algorithm, seed=seed)
     if json:
         print(suggestion.to_json())
     else:
