@@ -27,7 +27,7 @@ from composer.platform import Platform
 from composer.profiling.context import ProfilingContext
 from composer.replay_composing import ReplayComposing
 from pearl.actors.environment import make_single_envs, make_vector_env, probe
-from pearl.actors.observations import preparation, prepare, prepared_space, stored_dtype
+from pearl.actors.observations import preparation, prepare, prepare_batch, prepared_space, stored_dtype
 from pearl.algorithms import DQN
 from pearl.algorithms.networks import ObservationParts
 from pearl.errors import ConfigurationError, EnvError, GenerationError
@@ -309,6 +309,9 @@ def test_observations_are_prepared_as_arrays(space: Any, obs: Any, expected: lis
         ({"b": np.array([2, 0])}, r"part b .* numbers of MultiDiscrete\(\[2 3\]\)"),
         ({"b": np.array([0, -1])}, "part b"),
         ({"c": None}, "part c"),
+        ({"a": (1.0, np.zeros((2, 2)))}, "part a/0"),
+        ({"b": np.array([1.0, 2.0])}, "part b"),
+        ({"c": np.array([0.7, 1.0])}, r"part c .* numbers of MultiBinary\(2\), found array\(\[0\.7, 1"),
     ],
 )
 def test_observations_that_are_not_of_their_space_are_refused(change: dict[str, Any], message: str) -> None:
@@ -318,6 +321,19 @@ def test_observations_that_are_not_of_their_space_are_refused(change: dict[str, 
         prepare(NESTED, {**sound, **change})
     with pytest.raises(EnvError, match=r"expected a dictionary with the parts a, b, c, found a, b\."):
         prepare(NESTED, {"a": sound["a"], "b": sound["b"]})
+
+
+@pytest.mark.parametrize(("numbers", "is_held"), [([3.0, 255.0], True), ([0.7, 1], False), ([256, 0], False)])
+def test_numbers_that_bytes_cannot_hold_are_refused(numbers: list[float], is_held: bool) -> None:
+    pixels = spaces.Box(0, 255, (2,), np.uint8)
+    for space, obs in ((pixels, np.array(numbers)), (spaces.Dict(p=pixels), {"p": np.array(numbers)})):
+        ways: list[Any] = [prepare] if space is pixels else [prepare, lambda *given: prepare_batch(*given)[0][0]]
+        for way in ways:
+            if is_held:
+                assert way(space, obs).tolist() == numbers
+            else:
+                with pytest.raises(EnvError, match=r"numbers of Box\(0, 255, \(2,\), uint8\)"):
+                    way(space, obs)
 
 
 class Parts(gym.Env[Any, Any]):

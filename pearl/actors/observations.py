@@ -52,11 +52,13 @@ def space_text(space: gym.Space[Any]) -> str:
 def prepare(space: gym.Space[Any], obs: Any) -> np.ndarray:
     """One observation of the environment's own `space` as the array `prepared_space(space).shape` that policies take.
 
-    The dtype is uint8 where the space's is, else float32. Raises EnvError, which names the part, for what is not of a
-    space that is flattened.
+    The dtype is uint8 where the space's is, else float32. Raises EnvError, which names the part, for what is not of the
+    space, by its shape or by numbers that it has not.
     """
-    prepared = _flat(space, obs) if is_prepared(space) else obs
-    return np.asarray(prepared, stored_dtype(prepared_space(space)))
+    if is_prepared(space):
+        return np.asarray(_flat(space, obs), stored_dtype(prepared_space(space)))
+    _check(space, obs, _UNNAMED, ())
+    return np.asarray(obs, stored_dtype(space))
 
 
 def are_unprepared(space: gym.Space[Any], obs: Any) -> bool:
@@ -125,6 +127,8 @@ def _rows(space: gym.Space[Any], obs: Any, where: str) -> tuple[np.ndarray, bool
     single = found.shape == shape
     flat = found.reshape(1 if single else len(found), math.prod(shape))
     if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        if not _holds(space, flat):
+            raise EnvError(f"Expected numbers of {space} as {where}; found {found!r:.80}.")
         return flat, single
     counts, start = np.ravel(space.n if isinstance(space, spaces.Discrete) else space.nvec), np.ravel(space.start)
     chosen = flat - start
@@ -234,7 +238,10 @@ def _flat(space: gym.Space[Any], obs: Any, env: str = _UNNAMED) -> np.ndarray:
 
 
 def _check(space: gym.Space[Any], obs: Any, env: str, path: tuple[str | int, ...]) -> None:
-    """Raise EnvError for a missing part, another size, or a number that `space` has not; `path` leads to the part."""
+    """Raise EnvError for a missing part, another size, or a number that `space` has not; `path` leads to the part.
+
+    Of a Box, only numbers that its dtype cannot hold are refused: bounds are often stated carelessly.
+    """
     if isinstance(space, spaces.Dict):
         for name, part in space.spaces.items():
             if not isinstance(obs, Mapping) or name not in obs:
@@ -248,14 +255,29 @@ def _check(space: gym.Space[Any], obs: Any, env: str, path: tuple[str | int, ...
             _check(part, obs[number], env, (*path, number))
     elif isinstance(space, spaces.Discrete):
         one: Any = obs if isinstance(obs, int) else np.asarray(obs)
-        if np.size(one) != 1 or not space.start <= one < space.start + space.n:
+        if np.size(one) != 1 or _is_fraction(one) or not space.start <= one < space.start + space.n:
             raise _strange(env, path, f"a number of {space}", repr(obs))
     elif np.size(obs) != math.prod(space.shape or ()):
         raise _strange(env, path, f"an array of shape {space.shape}", f"shape {np.shape(obs)}")
     elif isinstance(space, spaces.MultiDiscrete):
         numbers = np.asarray(obs) - space.start
-        if (numbers < 0).any() or (numbers >= space.nvec).any():
+        if _is_fraction(numbers) or (numbers < 0).any() or (numbers >= space.nvec).any():
             raise _strange(env, path, f"numbers of {space}", repr(obs))
+    elif not _holds(space, obs):
+        raise _strange(env, path, f"numbers of {space}", repr(obs))
+
+
+def _is_fraction(number: Any) -> bool:
+    return not isinstance(number, int) and number.dtype.kind == "f"
+
+
+def _holds(space: gym.Space[Any], obs: Any) -> bool:
+    """Whether a Box or MultiBinary has a dtype that holds these numbers: NumPy makes others of 0.7, or 256 in bytes."""
+    dtype, found = np.dtype(bool) if isinstance(space, spaces.MultiBinary) else space.dtype, np.asarray(obs)
+    if dtype is None or dtype.kind == "f" or dtype == found.dtype:
+        return True
+    with np.errstate(invalid="ignore"):  # of NaN
+        return bool((found.astype(dtype) == found).all())
 
 
 def _strange(env: str, path: tuple[str | int, ...], expected: str, found: str) -> EnvError:
