@@ -13,6 +13,7 @@ from gymnasium import spaces
 from torch import nn
 
 from pearl.actors.actor import Actor, ActorSetup
+from pearl.actors.environment import probe
 from pearl.actors.native_policy import NativePolicy
 from pearl.actors.policy_plan import read_policy
 from pearl.algorithms import DDPG, DQN, Batch
@@ -169,6 +170,34 @@ def test_environments_are_kept_for_all_evaluations() -> None:
         assert (LongOrShort.made, LongOrShort.closed) == (made, 0)
     envs.close()
     assert (LongOrShort.made, LongOrShort.closed) == (5, 5)
+
+
+class Unclosable(LongOrShort):
+    """Is closed with an error."""
+
+    def __init__(self, exits: bool) -> None:
+        super().__init__()
+        self._error = SystemExit(3) if exits else RuntimeError("no window")
+
+    def close(self) -> None:
+        super().close()
+        raise self._error
+
+
+gym.register("PearlUnclosable-v0", lambda **k: Unclosable(**k), disable_env_checker=True)
+
+
+@pytest.mark.parametrize(("exits", "said"), [(False, "RuntimeError: no window"), (True, "SystemExit: 3")])
+def test_environments_that_cannot_be_closed_are_named_once(
+    exits: bool, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = ActorSpec("PearlUnclosable-v0", envs_per_actor=2, env_kwargs={"exits": exits})
+    LongOrShort.closed = 0
+    played(Always(1), spec, 3, seed=0)
+    assert LongOrShort.closed == 3
+    Actor(ActorSetup(Always, {}, spec, TrainSpec(), seed=0), Always(1)).close()
+    probe(spec)
+    assert caplog.messages == [f"PearlUnclosable-v0 failed in close(): {said}"] * 3
 
 
 def test_kept_environments_play_as_new_ones() -> None:

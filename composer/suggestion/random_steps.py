@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 from composer.profiling.actors import measure_apart
 from pearl.actors.actor import ActorSetup
-from pearl.actors.environment import make_vector_env
+from pearl.actors.environment import close_envs, make_vector_env
 from pearl.actors.report import Report
 from pearl.actors.vectorization import autoreset_mode
 from pearl.algorithms.suggestions import RandomSteps, Signal, signal_of
@@ -70,7 +70,7 @@ def _step(setup: ActorSetup, budget_s: float, report: Report) -> list[float]:
             report.beat()
         return seen.numbers(envs.single_action_space)
     finally:
-        envs.close()
+        close_envs(name, envs)
 
 
 def _called(env: str, method: str, call: Any) -> Any:

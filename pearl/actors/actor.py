@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 from pearl.action_masks import MaskReader
 from pearl.actors.actions import EnvironmentActions
-from pearl.actors.environment import make_vector_env
+from pearl.actors.environment import close_envs, make_vector_env
 from pearl.actors.n_step import NStepWindow
 from pearl.actors.native_policy import NativePolicy, PolicyPlan
 from pearl.actors.observations import require_shape
@@ -306,7 +306,7 @@ class VectorActor(abc.ABC):
 
     def close(self) -> None:
         """Close the environments."""
-        self.envs.close()
+        close_envs(self.setup.spec.env_name, self.envs)
 
 
 class Actor(VectorActor):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import logging
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from pearl.actors.vectorization import VECTORIZATIONS, AnyVector, check_singles,
 from pearl.actors.vectorization import make_single_envs as single_envs
 from pearl.errors import EnvError
 from pearl.spec import ActorSpec
+
+logger = logging.getLogger("pearl.actors")
 
 
 def check_env_name(env: str) -> None:
@@ -84,7 +87,7 @@ def probe(spec: ActorSpec) -> Probe:
         observation_normalizers(envs),
         own if is_prepared(own) else None,
     )
-    envs.close()
+    close_envs(spec.env_name, envs)
     return found
 
 
@@ -97,6 +100,18 @@ def make_vector_env(spec: ActorSpec, envs: int | None = None) -> AnyVector:
     check_singles(spec)  # before the kind's package is asked for
     with _naming(spec):
         return make_vector(spec, spec.envs_per_actor if envs is None else envs)
+
+
+def close_envs(name: str, *envs: AnyVector | gym.Env[Any, Any]) -> None:
+    """Close environments, or vectors, that are needed no longer; where that fails, one warning says so."""
+    failed = ""
+    for env in envs:
+        try:
+            env.close()
+        except (Exception, SystemExit) as error:
+            failed = failed or f"{type(error).__name__}: {error}"
+    if failed:
+        logger.warning("%s failed in close(): %s", name, failed)
 
 
 def make_single_envs(spec: ActorSpec, count: int) -> list[gym.Env[Any, Any]]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import gymnasium as gym
 import numpy as np
 
-from pearl.actors.environment import check_env_name
+from pearl.actors.environment import check_env_name, close_envs
 from pearl.actors.observations import space_text, stored_dtype
 from pearl.actors.vectorization import VECTORIZATIONS, check_singles, make_rendered_env
 from pearl.error_place import described
@@ -148,7 +148,7 @@ def _watched(
     finally:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            env.close()
+            close_envs(name, env)
 
 
 def _video_file(env: gym.Env[Any, Any], video: str | Path | None) -> Path | None:

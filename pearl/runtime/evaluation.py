@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from pearl.action_masks import MaskReader
 from pearl.actors.actions import EnvironmentActions
-from pearl.actors.environment import known_environment, make_single_envs
+from pearl.actors.environment import close_envs, known_environment, make_single_envs
 from pearl.actors.native_policy import NativePolicy
 from pearl.actors.observations import require_shape
 from pearl.algorithms.trainer import (
@@ -101,11 +101,7 @@ class EvaluationEnvs:
     def close(self) -> None:
         """Close the environments; `first` makes new ones."""
         envs, self._envs = self._envs, []
-        for env in envs:
-            try:
-                env.close()
-            except Exception as error:  # the environment is no longer needed
-                logger.warning("%s failed in close(): %s: %s", self.spec.env_name, type(error).__name__, error)
+        close_envs(self.spec.env_name, *envs)
 
 
 def evaluate(
