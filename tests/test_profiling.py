@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -142,7 +144,7 @@ def test_a_module_that_registers_its_environment_overrides_nothing(
 @pytest.mark.parametrize(
     ("fate", "words"),
     [
-        ("crashes", ["signal SIGSEGV", "python -X faulthandler -c", "gym.make('Witness-v0')"]),
+        ("crashes", ["signal SIGSEGV", "python -X faulthandler -c", 'gym.make("Witness-v0", path=']),
         ("leaves", ["exit code 7"]),
         ("fails", ["ValueError: the wheel came off", "FATES[self.fate]()"]),
         ("loses count", ["returned an observation that is NaN or infinite, in environment 0"]),
@@ -158,6 +160,17 @@ def test_an_environment_that_ends_its_process_is_named(
     assert "Witness-v0" in str(caught.value)
     for word in words:
         assert str(caught.value).count(word) == 1, word
+
+
+def test_the_command_that_shows_a_crash_crashes(witness: Callable[..., ActorSetup], tmp_path: Path) -> None:
+    setup = witness("crashes")
+    made_by = importlib.import_module("witness_env").Witness
+    with pytest.raises(EnvError) as caught:
+        measure_actor(dataclasses.replace(setup, spec=dataclasses.replace(setup.spec, env=made_by)), 0.03)
+    command = shlex.split(str(caught.value).partition("to see where: python ")[2])
+    done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGSEGV, done.stderr
+    assert "witness_env.py" in done.stderr
 
 
 def test_a_crash_leaves_the_composer_alive(

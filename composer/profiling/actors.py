@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
+import shlex
 import sys
 import time
 import traceback
@@ -22,6 +24,7 @@ from pearl.actors.rollout_actor import make_actor
 from pearl.actors.standalone import names_program, without_trainer
 from pearl.errors import EnvError, GenerationError
 from pearl.runtime.queues import DataCollectionQueue
+from pearl.spec import ActorSpec
 
 logger = logging.getLogger("pearl.composer")
 
@@ -140,10 +143,23 @@ def _end_of(setup: ActorSetup, process: ChildProcess, report: Report) -> Excepti
     env = setup.spec.env_name
     return EnvError(
         f"The environment {env} ended the process in which an actor was profiled ({process.cause_of_death}), as it "
-        "would end the actors of a run. Run it on its own to see where: python -X faulthandler -c "
-        f"\"import gymnasium as gym; env = gym.make('{env}'); env.reset(); "
-        '[env.step(env.action_space.sample()) for _ in range(1000)]".'
+        f"would end the actors of a run. Run it on its own to see where: {_command_alone(setup.spec)}"
     )
+
+
+def _command_alone(spec: ActorSpec) -> str:
+    """A command that makes the environment and steps it with random actions."""
+    # In JSON texts have double quotes, which the shell's single ones may hold.
+    values = {
+        name: json.dumps(value) if isinstance(value, str) else repr(value) for name, value in spec.env_kwargs.items()
+    }
+    arguments = [f"{name}={value}" for name, value in values.items()]
+    if isinstance(spec.env, str):
+        made = f"import gymnasium as gym; env = gym.make({', '.join([json.dumps(spec.env), *arguments])})"
+    else:
+        made = f"from {spec.env.__module__} import {spec.env.__name__} as make; env = make({', '.join(arguments)})"
+    code = f"{made}; env.reset(); [env.step(env.action_space.sample()) for _ in range(1000)]"
+    return f"python -X faulthandler -c {shlex.quote(code)}"
 
 
 def _run(pickled: bytes, work: Work, budget_s: float, report: Report) -> None:
