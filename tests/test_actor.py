@@ -616,6 +616,29 @@ def test_environments_get_actions_of_their_space_as_copies(dtype: str) -> None:
     assert played.returns.tolist() == [1.0] * 3
 
 
+class OddRewards(CountEnv):
+    """Rewards that are no numbers."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self._reward = {"array": np.ones(1), "nothing": None, "element": np.array(1.5)}[kind]
+
+    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:  # type: ignore[override]
+        obs, _, *further = super().step(action)
+        return obs, self._reward, *further  # type: ignore[return-value]
+
+
+gym.register("PearlOddRewards-v0", lambda **k: OddRewards(**k), disable_env_checker=True)
+
+
+@pytest.mark.parametrize(("kind", "found"), [("array", r"an array of shape \(1,\)"), ("nothing", "None")])
+def test_rewards_that_are_no_numbers_are_refused(kind: str, found: str) -> None:
+    odd = setup_of("PearlOddRewards-v0", env_kwargs={"kind": kind})
+    with pytest.raises(EnvError, match=rf"PearlOddRewards-v0 returned {found} as the reward of a step, .* one number"):
+        collect(odd, 1)
+    assert (joined(collect(setup_of("PearlOddRewards-v0", env_kwargs={"kind": "element"}), 1))["reward"] == 1.5).all()
+
+
 def test_a_last_observation_of_another_shape_is_refused() -> None:
     message = r"PearlStrict-v0 returned an observation of shape \(1,\); its observation space says \(2,\)"
     setup = setup_of("PearlStrict-v0", Extreme, env_kwargs={"last": 1})

@@ -183,7 +183,7 @@ class _Flattened(gym.wrappers.FlattenObservation[Any, Any, Any]):
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
-        self._named = _name_of(env.unwrapped.spec)
+        self._named = name_of(env.unwrapped.spec)
 
     def observation(self, observation: Any) -> np.ndarray:
         """The observation in a row."""
@@ -202,7 +202,7 @@ class _FlattenedVector(AnyVectorWrapper):
 
     def __init__(self, vector: gym.vector.VectorEnv[Any, Any, Any]) -> None:
         super().__init__(vector)
-        self._space, self._named = vector.single_observation_space, _name_of(vector.spec)
+        self._space, self._named = vector.single_observation_space, name_of(vector.spec)
         self.single_observation_space = prepared_space(self._space)
         self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, vector.num_envs)
 
@@ -227,7 +227,8 @@ class _FlattenedVector(AnyVectorWrapper):
 _UNNAMED = "The environment"
 
 
-def _name_of(known: EnvSpec | None) -> str:
+def name_of(known: EnvSpec | None) -> str:
+    """The environment in messages, by its description."""
     return _UNNAMED if known is None else known.id
 
 

@@ -23,7 +23,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from pearl.action_masks import mask_env
 from pearl.actors.atari_wrappers import Preprocessing, check_counterpart, make_game
-from pearl.actors.observations import AnyVectorWrapper, one_of, prepare_env, prepare_vector
+from pearl.actors.observations import AnyVectorWrapper, name_of, one_of, prepare_env, prepare_vector
 from pearl.errors import EnvError
 from pearl.spec import ACTION_MASK, ActorSpec
 
@@ -45,6 +45,7 @@ _ATARI_FRAMES = {
     "fire_reset": "use_fire_reset",
 }
 _MOST_SEED = 2**31
+_NUMBERS = (float, int, np.number)  # that NumPy takes as one
 
 
 class Vectorization(abc.ABC):
@@ -90,11 +91,22 @@ class _ForVector(gym.Wrapper[Any, Any, Any, Any]):
         """Step."""
         found = self.env.step(action)
         obs, reward, terminated, truncated, info = found
+        if not isinstance(reward, _NUMBERS):
+            self._check_reward(reward)
         if not (terminated or truncated or info):
             return found  # as most are
         if terminated or truncated:
             obs = copy.deepcopy(obs)
         return obs, reward, terminated, truncated, _only_mask(info)
+
+    def _check_reward(self, reward: Any) -> None:
+        """Raise EnvError unless it is one number: NumPy would name neither the reward nor the environment."""
+        if np.ndim(reward) or not hasattr(reward, "__float__"):
+            found = f"an array of shape {np.shape(reward)}" if np.ndim(reward) else repr(reward)
+            raise EnvError(
+                f"{name_of(self.unwrapped.spec)} returned {found:.80} as the reward of a step, which must be one "
+                "number. Return a float, such as float(reward[0])."
+            )
 
 
 def _only_mask(info: dict[str, Any]) -> dict[str, Any]:
