@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -320,7 +321,12 @@ def test_a_dead_interpreter_is_no_actor(waiting: None, tmp_path: Path) -> None:
 
 
 def test_many_descriptors_get_the_numbers_that_they_have_here(waiting: None, tmp_path: Path) -> None:
-    start_waiting(1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))  # numbers from 256 on are out of reach
+    try:
+        start_waiting(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     queues = [WeightSyncQueue(4) for _ in range(60)]
     child = ChildProcess(read_weights, (queues, tmp_path / "read"), "child")
     for number, queue in enumerate(queues):

@@ -6,7 +6,6 @@ An actor's own imports take about as long as the host's: so they run at the same
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import multiprocessing.spawn
 import os
@@ -20,7 +19,6 @@ HOSTS_SIGNALS = (signal.SIGINT, signal.SIGHUP)  # a terminal sends them to every
 
 _MOST_DESCRIPTORS = 250  # that one message may carry
 _MESSAGE_BYTES = 65_536
-_ABOVE_ALL = 512  # descriptors are received above the numbers that they get
 _waiting: list[WaitingInterpreter] = []
 
 
@@ -100,11 +98,19 @@ def wait(descriptor: int, host: int) -> None:
     if not message:  # the host has ended, or needs no more actors
         os._exit(0)
     work = json.loads(message)
-    above = max((_ABOVE_ALL, *(number + 1 for number in work["descriptors"])))
-    moved = [fcntl.fcntl(found, fcntl.F_DUPFD_CLOEXEC, above) for found in received]
-    for found in received:
-        os.close(found)
-    for found, number in zip(moved, work["descriptors"], strict=True):
+    numbers = work["descriptors"]
+    apart = [_outside(set(numbers), found) for found in received]
+    for found, number in zip(apart, numbers, strict=True):
         os.dup2(found, number)
         os.close(found)
     multiprocessing.spawn.spawn_main(pipe_handle=work["payload"], tracker_fd=work["tracker"])
+
+
+def _outside(numbers: set[int], descriptor: int) -> int:
+    """`descriptor` or a copy of it, at none of `numbers`; what is open at one of these is about to be replaced.
+
+    Copies get the lowest free number: a limit of open files (ulimit -n) may allow no high ones.
+    """
+    while descriptor in numbers:
+        descriptor = os.dup(descriptor)
+    return descriptor
