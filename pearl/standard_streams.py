@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import logging
@@ -22,7 +23,8 @@ _log = logging.getLogger("pearl.runtime")
 def keep_standard_streams() -> None:
     """Make writing to `sys.stdout` and `sys.stderr` never fail; may be called again.
 
-    Output that cannot be written (the reader is gone, the disk is full, the terminal was closed) is dropped. Closed
+    Output that cannot be written (the reader is gone, the disk is full, the terminal was closed) is dropped. Characters
+    that the stream's encoding lacks, such as those of a path in an ASCII locale, are written as escapes. Closed
     descriptors 0 to 2 are opened on /dev/null, so that no file of the program gets their numbers. Streams that other
     code has replaced are left alone.
     """
@@ -65,10 +67,18 @@ def _kept(stream: TextIO | None, original: TextIO | None, descriptor: int) -> Te
     return io.TextIOWrapper(
         io.BufferedWriter(_Forgiving(descriptor, "w", closefd=False)),
         encoding=stream.encoding,
-        errors=stream.errors,
+        errors=_errors(stream),
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )
+
+
+def _errors(stream: io.TextIOWrapper) -> str | None:
+    """The stream's handler of characters that its encoding lacks, or one that does not raise in its place."""
+    found = stream.errors
+    # For the second, an ASCII locale's, only bytes that were no text are exempt; UTF-8 lacks nothing else.
+    raises = found == "strict" or (found == "surrogateescape" and codecs.lookup(stream.encoding).name != "utf-8")
+    return "backslashreplace" if raises else found
 
 
 def _fill(descriptor: int) -> None:
