@@ -1,4 +1,4 @@
-"""Messages for errors caused by a limit of the shell or the container: which limit, its value, how to raise it."""
+"""Messages for errors caused by the shell or the container: which limit, its value, how to raise it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 from pearl.errors import CapacityError
 
@@ -19,7 +20,7 @@ _HOME = ("could not determine home directory", "getpwuid()", "no username set in
 
 
 def limit_reached(error: BaseException) -> str | None:
-    """The message for the user if a limit of this process caused `error`, directly or indirectly; else None."""
+    """The message for the user if a limit of this process, or the lack of a folder, caused `error`; else None."""
     for cause in _chain(error):
         text = str(cause).lower()
         number = cause.errno if isinstance(cause, OSError) else None
@@ -47,6 +48,11 @@ def limit_reached(error: BaseException) -> str | None:
             )
         if any(words in text for words in _HOME):
             return no_home()
+        if number == errno.ENOENT and _working_folder_is_gone():
+            return (
+                "The working folder was deleted, so paths that begin there name nothing. Change to a folder that "
+                'exists; if it was made again, cd "$PWD" does.'
+            )
     return None
 
 
@@ -66,6 +72,14 @@ def no_home() -> str:
         f"No home folder is known: HOME is not set, and the user id {os.getuid()} has no entry in the password file. "
         "Set HOME to a folder that you can write, or set PEARL_CACHE_DIR and USER."
     )
+
+
+def _working_folder_is_gone() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

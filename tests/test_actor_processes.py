@@ -280,6 +280,20 @@ def test_a_process_without_the_program_hides_it_from_nobody(tmp_path: Path) -> N
     assert (tmp_path / "main").read_text() == "None"
 
 
+def test_a_process_starts_although_the_working_folder_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "working"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    child = ChildProcess(write_pid, (tmp_path / "pid",), "child")
+    assert child.wait(LONGEST_S)
+    assert (tmp_path / "pid").read_text(encoding="utf-8") == str(child.pid)
+    with pytest.raises(FileNotFoundError):
+        Path.cwd()
+
+
 # --- interpreters that wait for an actor -----------------------------------------------------------------------------
 
 

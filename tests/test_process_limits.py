@@ -94,6 +94,12 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
         cache_folder()
 
 
+def test_a_working_folder_that_was_deleted(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    said = under("cd gone && rmdir ../gone", sys.executable, "-m", "pearl", "devices", folder=tmp_path)
+    assert "The working folder was deleted, so paths that begin there name nothing." in said
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [

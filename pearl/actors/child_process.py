@@ -175,7 +175,7 @@ class _Launch:
         self, target: Callable[..., None], args: tuple[object, ...], name: str, *, without_program: bool
     ) -> bytes:
         """What `multiprocessing.spawn.spawn_main` reads: how to prepare the process, and what it runs."""
-        preparation = multiprocessing.spawn.get_preparation_data(name)
+        preparation = _preparation(name)
         program = {key: preparation.pop(key) for key in _PROGRAM if key in preparation}
         multiprocessing.context.set_spawning_popen(self)  # type: ignore[arg-type]
         try:
@@ -203,6 +203,22 @@ class _Launch:
     def DupFd(self, descriptor: int) -> _Inherited:  # noqa: N802  (multiprocessing's name)
         """Asked by `reduction.DupFd`."""
         return _Inherited(descriptor)
+
+
+def _preparation(name: str) -> dict[str, Any]:
+    """What `multiprocessing.spawn.prepare` reads in a process of this name."""
+    try:
+        return multiprocessing.spawn.get_preparation_data(name)
+    except FileNotFoundError:  # the working folder was deleted, so it has no path to state; a child inherits it
+        deleted = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.chdir("/")
+            preparation = multiprocessing.spawn.get_preparation_data(name)
+        finally:
+            os.fchdir(deleted)
+            os.close(deleted)
+        del preparation["dir"]
+        return preparation
 
 
 @dataclass(frozen=True)
