@@ -280,14 +280,15 @@ def test_a_process_without_the_program_hides_it_from_nobody(tmp_path: Path) -> N
     assert (tmp_path / "main").read_text() == "None"
 
 
-def test_a_process_starts_although_the_working_folder_was_deleted(
+def test_a_process_starts_under_pdb_and_where_the_working_folder_was_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "working"
     folder.mkdir()
     monkeypatch.chdir(folder)
     folder.rmdir()
-    child = ChildProcess(write_pid, (tmp_path / "pid",), "child")
+    monkeypatch.delattr(sys.modules["__main__"], "__spec__")  # as pdb has it before Python 3.13
+    child = ChildProcess(write_pid, (tmp_path / "pid",), "child", without_program=True)
     assert child.wait(LONGEST_S)
     assert (tmp_path / "pid").read_text(encoding="utf-8") == str(child.pid)
     with pytest.raises(FileNotFoundError):

@@ -12,6 +12,7 @@ import os
 import pickle
 import signal
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -207,6 +208,9 @@ class _Launch:
 
 def _preparation(name: str) -> dict[str, Any]:
     """What `multiprocessing.spawn.prepare` reads in a process of this name."""
+    program = sys.modules["__main__"]
+    if not hasattr(program, "__spec__"):  # under pdb before Python 3.13; multiprocessing expects None for a script
+        program.__spec__ = None
     try:
         return multiprocessing.spawn.get_preparation_data(name)
     except FileNotFoundError:  # the working folder was deleted, so it has no path to state; a child inherits it
