@@ -85,8 +85,9 @@ def _parse(text: str, name: str, version: int) -> dict[str, Any]:
 def decode(expected: Any, data: object, where: str) -> Any:
     """Build a value of the type `expected` from JSON data.
 
-    Handles frozen dataclasses, tuples, literals, unions of dataclasses or with None, and the four scalars. A
-    ConfigurationError names `where`, the path of the value in the document.
+    Handles frozen dataclasses, tuples, literals, unions of dataclasses or with None, and the four scalars. An alias in
+    a tuple must not be a text, which Python 3.10 leaves as it is. A ConfigurationError names `where`, the path of the
+    value in the document.
     """
     if dataclasses.is_dataclass(expected) and isinstance(expected, type):
         return _decode_dataclass(expected, data, where)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ForwardRef, Literal, get_args, get_origin
 
 import pytest
 from fuzz.json_changes import change_json
@@ -16,12 +18,15 @@ from test_calibration import VALUES, key
 from test_matrix import example
 from test_placement import MATRIX, SERVER, run
 
-from composer.calibration import CalibrationStore
+from composer.calibration import CalibrationStore, _Document
+from composer.composition import Composition, RolloutComposition
 from composer.fpga.model import ReplayTree
 from composer.fpga.reported_learner import LearnerBuild, ReportedLearner
 from composer.fpga.reported_replay import ReportedReplay
 from composer.matrix import NOT_MEASURED, AssignmentMatrix
 from composer.measurement import Measurement
+from composer.on_policy.matrix import RolloutMatrix
+from composer.on_policy.placement import RolloutPlacement
 from composer.placement import Placement
 from pearl.errors import ConfigurationError
 
@@ -47,6 +52,28 @@ READERS: dict[str, tuple[Callable[[Path], str], Callable[[str, Path], str]]] = {
     "placement": (lambda _: run(MATRIX, SERVER).to_json(), lambda text, _: Placement.from_json(text).to_json()),
     "calibration": (kept, imported),
 }
+
+
+DOCUMENTS = (_Document, AssignmentMatrix, Placement, RolloutMatrix, RolloutPlacement, Composition, RolloutComposition)
+
+
+def contained(kind: Any) -> Iterator[Any]:
+    """A type and those of its arguments and, in a dataclass, of its fields, as Python 3.10 evaluates annotations."""
+    yield kind
+    if get_origin(kind) is not Literal:
+        for one in get_args(kind):
+            yield from contained(one)
+    if dataclasses.is_dataclass(kind):
+        names = vars(sys.modules[kind.__module__])
+        for field in dataclasses.fields(kind):
+            found = eval(str(field.type), names)
+            yield from contained(eval(found, names) if isinstance(found, str) else found)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_types_of_documents_are_known_to_python_3_10(document: type) -> None:
+    texts = [kind for kind in contained(document) if isinstance(kind, str | ForwardRef)]
+    assert not texts, "an alias that is a text is not evaluated inside tuple[...]"
 
 
 def plain(value: Any) -> Any:

@@ -22,8 +22,8 @@ class AdvantagesCell:
     estimate: Measurement
 
 
-AdvantagesColumn: TypeAlias = "AdvantagesCell | MissingCell"
-LearnerColumn: TypeAlias = "LearnerCell | MissingCell"
+AdvantagesColumn: TypeAlias = AdvantagesCell | MissingCell
+LearnerColumn: TypeAlias = LearnerCell | MissingCell
 
 
 @dataclass(frozen=True)
