@@ -56,6 +56,8 @@ class Composer(Description):
         (`RolloutLearnerConfig`). Raises ConfigurationError that names what is missing or wrong, and GenerationError
         for a problem without a program, both before anything is measured.
         """
+        if timesteps is not None:
+            check_count("timesteps", timesteps)
         if timesteps != self.timesteps:  # settings that are chosen follow the length of the run
             self.timesteps, self.suggested = timesteps, None
         with self._measuring() as composing:
@@ -162,6 +164,7 @@ class Composer(Description):
             "eval_interval": eval_interval,
             "checkpoint_interval": checkpoint_interval,
         }
+        check_count("timesteps", timesteps)
         composed = _made(self._composed, "placement")
         defaults = ProgramDefaults(
             timesteps=timesteps,

@@ -281,6 +281,14 @@ def test_misspelt_schedule() -> None:
 # --- replay ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("timesteps", ["2000", 2000.0, -1, True, math.nan, math.inf])
+def test_timesteps(timesteps: Any) -> None:
+    composer = Composer(progress=False)
+    for taker in (composer.run, composer.runtime_gen):
+        message = message_of(ConfigurationError, functools.partial(taker, timesteps=timesteps))
+        assert message == f"timesteps must be a whole number of at least 0; found {timesteps!r}."
+
+
 def test_batch_larger_than_replay(files: tuple[Path, Path]) -> None:
     message = message_of(ConfigurationError, described(files, capacity=100, training={"batch_size": 101}).run)
     assert_says(message, "batch of 101", "replay of 100", "batch_size", "set_replay")
