@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from composer.calibration import CalibrationStore
-from composer.description import ACTOR_FIELDS, Description, path_of
+from composer.description import ACTOR_FIELDS, Description, own_containers, path_of
 from composer.program_defaults import ProgramDefaults
 from pearl.actors.waiting import ending_waiting, start_waiting
 from pearl.atomic_file import write_text
@@ -254,10 +254,20 @@ class Composer(Description):
     def _composing(self, store: CalibrationStore) -> Composing:
         """The steps for this kind of trainer, imported only now: that takes longer than all imports here.
 
-        They have a description of their own: what is described later changes no result of theirs.
+        They have a description of their own: what is described later, or changed in a list or dictionary that was
+        given, changes no result of theirs.
         """
         said = copy.copy(self)
         said._composed = None
+        said.settings, said.training, said.rollout = map(own_containers, (self.settings, self.training, self.rollout))
+        if self.actors is not None:
+            said.wrappers = own_containers(self.wrappers)
+            said.actors = dataclasses.replace(
+                self.actors,
+                env_kwargs=own_containers(self.actors.env_kwargs),
+                eval_env_kwargs=own_containers(self.actors.eval_env_kwargs),
+                wrappers=own_containers(self.actors.wrappers),
+            )
         with no_collection():
             if self.learns_from_rollouts:
                 from composer.on_policy.composing import RolloutComposing

@@ -441,6 +441,15 @@ def path_of(taker: str, path: object) -> Path:
     return Path(text)
 
 
+def own_containers(value: Any) -> Any:
+    """`value` with copies of the dictionaries, lists and tuples in it, and with everything else as it is."""
+    if type(value) is dict:
+        return {key: own_containers(one) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(own_containers, value))
+    return value
+
+
 def _are_equal(ours: object, theirs: object) -> bool:
     """Whether both are equal. Arrays, whose comparison has no truth value, are not: no program states any."""
     try:

@@ -277,7 +277,7 @@ AGAIN: dict[str, Callable[[Composer, tuple[Path, Path]], object]] = {
     "set_actors": lambda c, _: c.set_actors(1, env="CartPole-v1", envs_per_actor=4),
     "set_wrappers": lambda c, _: c.set_wrappers([]),
     "set_train_function": lambda c, _: c.set_train_function(
-        TinyDQN, exploration=EpsilonGreedy(0.5), hidden_sizes=(8, 8)
+        TinyDQN, exploration=EpsilonGreedy(0.5), hidden_sizes=[8, 8]
     ),
     "set_replay": lambda c, _: c.set_replay(2000, beta=Constant(0.5)),
     "set_training": lambda c, _: c.set_training(batch_size=32),
@@ -300,6 +300,12 @@ OTHERWISE: dict[str, Callable[[Composer], object]] = {
 }
 
 
+IN_PLACE: dict[str, Callable[[Composer], object]] = {
+    "set_train_function": lambda c: c.settings["hidden_sizes"].append(4),
+    "set_training": lambda c: c.training.update(batch_size=16),
+}
+
+
 def test_a_program_is_of_what_was_set_when_run_composed(csv_pair: CsvPair, tmp_path: Path) -> None:
     files = csv_pair(*ONE_CPU)
     composer = described(files)
@@ -307,6 +313,11 @@ def test_a_program_is_of_what_was_set_when_run_composed(csv_pair: CsvPair, tmp_p
         set_again(composer, files)
     composer.run(timesteps=2000)
     before = composer.runtime_gen(path=tmp_path / "program.py").read_text()
+    for names, change_in_place in IN_PLACE.items():
+        changed = copy.deepcopy(composer)
+        change_in_place(changed)
+        with pytest.raises(ConfigurationError, match=rf"since run\(\) composed: {names}\. "):
+            changed.runtime_gen(path=tmp_path / "never_written.py")
     for set_again in AGAIN.values():
         set_again(composer, files)
     composer.missing_measurements()
