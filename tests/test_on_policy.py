@@ -1067,3 +1067,6 @@ def test_a2c_trains_once_on_whole_rollouts(tmp_path: Path, quick_profiles: None)
     composer.set_train_function(learner=A2C)
     composer.run()
     assert composer.runtime_gen(path=tmp_path / "a2c.py").read_text().count("batch_size=32") == 1
+    composer.set_train_function(learner=A2C, batch_size=16)
+    composer.run()
+    assert composer.runtime_gen(path=tmp_path / "a2c.py").read_text().count("batch_size=16") == 1

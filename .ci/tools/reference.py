@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 from pearl.algorithms import ALGORITHMS, Trainer
-from pearl.algorithms.on_policy import OnPolicyTrainer
 from pearl.algorithms.update_frequency import SPELLINGS
 from pearl.errors import PearlError
 
@@ -30,6 +29,7 @@ MEANINGS = {
     "adam_beta1": "of Adam, but for the temperature's",
     "batch_norm_momentum": "of the running statistics",
     "batch_size": "transitions in a gradient step",
+    "A2C.batch_size": "transitions in a gradient step; 0: the whole rollout",
     "burn_in": "steps at the beginning of a sequence that only refresh the state; at most `sequence_overlap`",
     "callbacks": "objects that the program calls while it runs: see [callbacks](../callbacks.md)",
     "cell": 'recurrent layer: `"lstm"` or `"gru"`',
@@ -104,9 +104,6 @@ def settings_of(algorithm: type[Trainer]) -> dict[str, object]:
     names = {name for base in algorithm.__mro__ for name in vars(base).get("__annotations__", {})}
     found = {name: getattr(algorithm, name) for name in names if not name.startswith("_") and hasattr(algorithm, name)}
     unused = {*algorithm._unused, *(() if algorithm._knows_masks else ("action_masks",))}
-    if issubclass(algorithm, OnPolicyTrainer):
-        whole_rollout = algorithm.default_batch is not OnPolicyTrainer.default_batch
-        unused |= {"batch_size"} if whole_rollout else set()
     written = {kept_as: name for name, kept_as in SPELLINGS.items()}
     return {written.get(name, name): value for name, value in sorted(found.items()) if name not in unused}
 
@@ -128,7 +125,8 @@ def settings_table(name: str, algorithm: type[Trainer]) -> str:
             raise ReferenceError(
                 f"{name} has a setting {setting!r}, of which MEANINGS in .ci/tools/reference.py lacks a line."
             )
-        rows.append(f"| `{setting}` | {shown(default)} | {MEANINGS[setting]} |\n")
+        meaning = MEANINGS.get(f"{name}.{setting}", MEANINGS[setting])
+        rows.append(f"| `{setting}` | {shown(default)} | {meaning} |\n")
     return BEGIN.format(name) + "\n| setting | default | meaning |\n|---|---|---|\n" + "".join(rows) + "\n" + END
 
 

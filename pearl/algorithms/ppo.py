@@ -212,9 +212,11 @@ class PPO(OnPolicyTrainer):
 class A2C(PPO):
     """Advantage actor-critic (Mnih et al. 2016): PPO that trains once on each rollout, all of it at a time.
 
-    The ratio is then 1 in every step and nothing is clipped, so that the gradient is that of A2C.
+    The ratio is then 1 in every step and nothing is clipped, so that the gradient is that of A2C. A `batch_size` other
+    than 0 is that of minibatches, as PPO's.
     """
 
+    batch_size: int = 0
     horizon: int = 8
     epochs: int = 1
     gae_lambda: float = 1.0
@@ -231,5 +233,5 @@ class A2C(PPO):
         return ()
 
     def default_batch(self, transitions: int) -> int:
-        """The whole rollout."""
-        return transitions
+        """The whole rollout, unless a `batch_size` is set."""
+        return transitions if self.batch_size == 0 else self.batch_size
