@@ -37,7 +37,7 @@ from pearl.algorithms.suggestions import (
     choose_scaling,
     choose_sizes,
 )
-from pearl.algorithms.trainer import Phase, Trainer, is_number, observation_size
+from pearl.algorithms.trainer import Phase, Trainer, observation_size
 from pearl.algorithms.update_rule import (
     AnyModule,
     HeadKind,
@@ -121,11 +121,6 @@ class ActorCritic(Trainer):
         name = type(self).__name__
         check_actions(name, self._algorithm, "Box", self.action_space)
         check_observations(name, self.observation_space)
-        self._require(
-            is_number(self.actor_learning_rate) and self.actor_learning_rate > 0,
-            "actor_learning_rate",
-            "a number above 0",
-        )
         self._require(isinstance(self.scale_observations, bool), "scale_observations", "True or False")
         if self.scale_observations and not scaled_observations(self._boxes[0], asked=True).any():
             raise TrainerError(

@@ -68,9 +68,9 @@ class SAC(TwinCriticTrainer):
         fixed, first, entropy = self.temperature, self.initial_temperature, self.target_entropy
         weighs = fixed is None or (is_number(fixed) and fixed >= 0)
         self._require(weighs, "temperature", "a number of at least 0, or None for a learned one")
-        self._require(is_number(first) and first > 0, "initial_temperature", "a number above 0")
-        aims = entropy is None or is_number(entropy)
-        self._require(aims, "target_entropy", "a number, or None for minus the size of an action")
+        self._require(is_number(first) and 0 < first < math.inf, "initial_temperature", "a number above 0, and finite")
+        aims = entropy is None or (is_number(entropy) and math.isfinite(entropy))
+        self._require(aims, "target_entropy", "a finite number, or None for minus the size of an action")
         bounds = self.log_std_bounds
         is_pair = isinstance(bounds, tuple | list) and len(bounds) == 2 and all(map(is_number, bounds))
         self._require(is_pair and bounds[0] < bounds[1], "log_std_bounds", "a pair of numbers, smaller bound first")

@@ -365,7 +365,6 @@ class Trainer(abc.ABC):
         except TypeError:
             whole = False
         self._require(whole, "hidden_sizes", "whole numbers of at least 1, such as (64, 64)")
-        self._require(is_number(self.learning_rate) and self.learning_rate > 0, "learning_rate", "a number above 0")
         most, least = self.most_updates_per_step, self.least_updates_per_step
         self._require(is_number(most) and 0 < most <= 1000, "most_updates_per_step", "a number above 0, at most 1000")
         self._require(is_number(least) and 0 <= least <= most, "least_updates_per_step", f"a number from 0 to {most:g}")
@@ -375,10 +374,10 @@ class Trainer(abc.ABC):
         self._require(is_number(tau) and 0 <= tau <= 1, "tau", "a number in [0, 1]")
         norm = getattr(self, "max_grad_norm", 0.0)
         self._require(is_number(norm) and norm >= 0, "max_grad_norm", "a number of at least 0; 0 is for any norm")
-        for name in self._learning_rates.values():
+        for name in ("learning_rate", *self._learning_rates.values()):
             if hasattr(type(self), name):
                 rate = getattr(self, name)
-                self._require(is_number(rate) and rate > 0, name, "a number above 0")
+                self._require(is_number(rate) and 0 < rate < math.inf, name, "a number above 0, and finite")
         self._check_normalization()
         self._check_masks()
         self._check_types()
@@ -1033,7 +1032,7 @@ def is_number(value: object) -> bool:
 _TYPES: dict[type, tuple[Callable[[object], bool], str]] = {
     bool: (lambda value: isinstance(value, bool | np.bool_), "True or False"),
     int: (lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool), "a whole number"),
-    float: (is_number, "a number"),
+    float: (lambda value: is_number(value) and value == value, "a number, and not NaN"),
     str: (lambda value: isinstance(value, str), "a text"),
 }
 
