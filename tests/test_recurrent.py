@@ -427,6 +427,11 @@ def test_a_wrong_setting_is_refused(wrong: dict[str, Any], message: str) -> None
         make_trainer(RecurrentDQN, SEEN, TWO, settings=wrong)
 
 
+def test_a_recurrent_size_is_checked_before_sequences_are_made_of_it() -> None:
+    with pytest.raises(TrainerError, match="recurrent_size must be a whole number of at least 1; found '64'"):
+        transition_of(RecurrentDQN, SEEN, TWO, {"recurrent_size": "64"})
+
+
 def test_a_network_without_a_state_is_refused() -> None:
     class Plain(RecurrentDQN):
         build_q_network = DQN.build_q_network  # type: ignore[assignment]

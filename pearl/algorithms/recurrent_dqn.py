@@ -70,6 +70,8 @@ class RecurrentDQN(DQN):
         """Sequences of transitions, with the recurrent state before the first."""
         names = ("sequence_length", "sequence_overlap", "cell", "recurrent_size")
         length, overlap, cell, size = (settings.get(name, getattr(cls, name)) for name in names)
+        if type(size) is not int or size < 1:
+            raise TrainerError(f"{cls.__name__}.recurrent_size must be a whole number of at least 1; found {size!r}.")
         steps = super().transition_with(transition, {**settings, "action_masks": False}, action_space)
         return steps.sequences(length, overlap, (2 if cell == "lstm" else 1) * size)
 
