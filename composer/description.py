@@ -67,7 +67,8 @@ class Description:
         self, *, progress: bool = True, calibration: str | Path | None = None, remeasure: bool = False
     ) -> None:
         self.progress = progress
-        self.store_path, self.remeasure = calibration, remeasure
+        self.store_path = None if calibration is None else path_of("calibration of a Composer", calibration)
+        self.remeasure = remeasure
         self.device_file: Path | None = None
         self.connection_file: Path | None = None
         self.cluster: tuple[str, tuple[str, ...] | None] | None = None
@@ -115,7 +116,8 @@ class Description:
         """
         if not isinstance(address, str) or not address:
             raise ConfigurationError(f'set_cluster takes an address, "auto" or "host:port"; found {address!r}.')
-        if nodes is not None and (isinstance(nodes, str) or not all(isinstance(node, str) for node in nodes)):
+        listed = isinstance(nodes, list | tuple) and all(isinstance(node, str) for node in nodes)
+        if nodes is not None and not listed:
             raise ConfigurationError(f"nodes of set_cluster must be a list of names; found {nodes!r}.")
         self.cluster = address, None if nodes is None else tuple(nodes)
         self.cluster_nodes = None
@@ -146,23 +148,24 @@ class Description:
         on each GPU, in a process that serves all of them (docs/cuda.md), and takes it if they become faster; without a
         GPU it is "none". The other arguments are the fields of `ActorSpec`.
         """
-        self.any_vectorization = vectorization == AUTO
-        self.any_policy_server = policy_server == AUTO
+        any_vectorization = isinstance(vectorization, str) and vectorization == AUTO
+        any_policy_server = isinstance(policy_server, str) and policy_server == AUTO
         counts, auto = without_auto({"num_actors": num_actors, "envs_per_actor": envs_per_actor})
         sizes: dict[str, Any] = {ACTOR_FIELDS[name]: value for name, value in (start_of(auto) | counts).items()}
-        self.actors = ActorSpec(
+        actors = ActorSpec(
             env,
             **sizes,
-            env_kwargs=dict(env_kwargs) if isinstance(env_kwargs, Mapping) else env_kwargs or {},
-            vectorization="sync" if self.any_vectorization else vectorization,  # type: ignore[arg-type]
+            env_kwargs=dict(env_kwargs or {}) if env_kwargs is None or isinstance(env_kwargs, Mapping) else env_kwargs,
+            vectorization="sync" if any_vectorization else vectorization,  # type: ignore[arg-type]
             timeout_s=timeout_s,
             eval_env=eval_env,
             eval_env_kwargs=dict(eval_env_kwargs) if isinstance(eval_env_kwargs, Mapping) else eval_env_kwargs,
-            policy_server="none" if self.any_policy_server else policy_server,
+            policy_server="none" if any_policy_server else policy_server,
         )
+        self.actors = self._wrapped(actors, self.wrappers, any_vectorization)
+        self.any_vectorization, self.any_policy_server = any_vectorization, any_policy_server
         self.auto = (*(name for name in self.auto if name not in ACTOR_FIELDS), *auto)
         self.suggested = None
-        self.set_wrappers(self.wrappers)
 
     def set_wrappers(self, wrappers: Sequence[Wrapper]) -> None:
         """Wrappers of every environment, applied in this order, in Actors and in evaluations.
@@ -175,11 +178,14 @@ class Description:
             raise ConfigurationError(
                 f"set_wrappers takes a list of wrappers, such as [A, (B, {{...}})]; found {wrappers!r}."
             )
-        self.wrappers = tuple(wrappers)
         if self.actors is not None:
-            self.actors = dataclasses.replace(self.actors, wrappers=self.wrappers)
-            if self.any_vectorization:
-                self.actors = first_choice(self.actors)
+            self.actors = self._wrapped(self.actors, tuple(wrappers), self.any_vectorization)
+        self.wrappers = tuple(wrappers)
+
+    @staticmethod
+    def _wrapped(actors: ActorSpec, wrappers: tuple[Wrapper, ...], any_vectorization: bool) -> ActorSpec:
+        wrapped = dataclasses.replace(actors, wrappers=wrappers)
+        return first_choice(wrapped) if any_vectorization else wrapped
 
     def set_train_function(
         self,
@@ -204,7 +210,7 @@ class Description:
         the class, nor these arguments, nor `set_training` or `set_rollout` set, by the rules of `pearl suggest`; also
         the replay, without `set_replay`. `suggestion` then has the choices and their reasons.
         """
-        if settings not in (None, AUTO):
+        if settings is not None and (not isinstance(settings, str) or settings != AUTO):
             raise ConfigurationError(
                 f'settings must be "auto", or be left out; found {settings!r}. Give each setting as an argument of its '
                 "own, such as learning_rate=1e-4."
@@ -214,15 +220,17 @@ class Description:
                 f"set_train_function takes settings of the trainer class; {name} is {_OF_THE_PROGRAM[name]}. Leave it "
                 "out there."
             )
-        self.trainer_class = check_trainer_class(learner)
+        if imported_from is not None and not isinstance(imported_from, str):
+            raise ConfigurationError(f"imported_from must be the name of a module, a text; found {imported_from!r}.")
+        check_trainer_class(learner)
         if settings == AUTO:
             from composer.suggestion.suggestion import check_can_be_suggested
 
             check_can_be_suggested(learner)
-        self.implementation = check_implementation(implementation, auto=True)
-        self.imported_from = imported_from
+        check_implementation(implementation, auto=True)
         values = respelled(values) if is_trainer(learner) else values
         self.settings = {**values, **_plain_schedules(learner, values)}
+        self.trainer_class, self.implementation, self.imported_from = learner, implementation, imported_from
         self.chooses_settings = settings == AUTO
         self.suggested = None
 
@@ -288,8 +296,9 @@ class Description:
             known = ", ".join(inspect.signature(TrainSpec).parameters)
             raise ConfigurationError(f"set_training knows {known}; found {', '.join(sorted(unknown))}.")
         stated, auto = without_auto(schedule)
-        self.training = {**stated, **start_of(auto)}
-        TrainSpec(**self.training)
+        training = {**stated, **start_of(auto)}
+        TrainSpec(**training)
+        self.training = training
         self.auto = (*(name for name in self.auto if name in ACTOR_FIELDS), *auto)
         self.suggested = None
 
@@ -317,8 +326,8 @@ class Description:
         """
         numbers, auto = stated_learners(count, average_every, overlap)
         places = stated_nodes(nodes, count)
-        self.auto_learners = auto
         self.learners = LearnersSpec(**numbers, moments=moments, overlap=overlap, nodes=places)
+        self.auto_learners = auto
 
     def set_rollout(self, **settings: Any) -> None:
         """Override fields of `RolloutSpec` for on-policy training: horizon, epochs, gae_lambda, policy_lag, ...

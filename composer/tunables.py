@@ -61,11 +61,11 @@ TUNABLES = {
 
 def without_auto(settings: Mapping[str, object]) -> tuple[dict[str, object], tuple[str, ...]]:
     """The settings that have a value, and the names of those to search. ConfigurationError for one that cannot be."""
-    wanted = tuple(name for name, value in settings.items() if value == AUTO)
+    wanted = tuple(name for name, value in settings.items() if isinstance(value, str) and value == AUTO)
     for name in wanted:
         if name not in TUNABLES and name != REPLAY_RATIO:
             raise ConfigurationError(f'{name} cannot be "auto"; {", ".join(TUNABLES)} and {REPLAY_RATIO} can.')
-    return {name: value for name, value in settings.items() if value != AUTO}, wanted
+    return {name: value for name, value in settings.items() if name not in wanted}, wanted
 
 
 def start_of(names: tuple[str, ...]) -> dict[str, int]:

@@ -66,6 +66,15 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _is_one_of(kind: object, value: object) -> bool:
+    """Whether `value` is one of the texts of a Literal."""
+    return isinstance(value, str) and value in get_args(kind)
+
+
+def _maps_names(value: object) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+
+
 def _require_whole(name: str, value: object, least: int) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
     _require(whole, f"{name} must be a whole number of at least {least}; found {value!r}.")
@@ -399,15 +408,15 @@ class ReplaySpec:
 
     def __post_init__(self) -> None:
         _require(
-            isinstance(self.capacity, int) and self.capacity >= 1,
+            isinstance(self.capacity, int) and not isinstance(self.capacity, bool) and self.capacity >= 1,
             f"Replay capacity must be a whole number of at least 1; found {self.capacity!r}.",
         )
         _require(
-            self.mode in get_args(ReplayMode),
+            _is_one_of(ReplayMode, self.mode),
             'Replay mode must draw ("prioritized" or "uniform") or take in order ("fifo", "lifo" or "top_k"); '
             f"found {self.mode!r}.",
         )
-        if self.fanout != "auto":
+        if not isinstance(self.fanout, str) or self.fanout != "auto":
             power = isinstance(self.fanout, int) and 2 <= self.fanout <= 256 and self.fanout & (self.fanout - 1) == 0
             _require(
                 power,
@@ -431,7 +440,8 @@ class ReplaySpec:
         )
         initial = self.initial_priority
         _require(
-            initial in ("max", "mean") or (_is_number(initial) and 0 < cast(float, initial) < math.inf),
+            (isinstance(initial, str) and initial in ("max", "mean"))
+            or (_is_number(initial) and 0 < cast(float, initial) < math.inf),
             f'initial_priority must be "max", "mean" or a number above 0; found {initial!r}.',
         )
         epsilon = self.priority_epsilon
@@ -440,7 +450,7 @@ class ReplaySpec:
             f"priority_epsilon must be 0, or a number in [{EPSILON_MIN}, 1]; found {epsilon!r}.",
         )
         _require(
-            self.storage in get_args(StorageKind),
+            _is_one_of(StorageKind, self.storage),
             f'The replay\'s storage must be "ram", "memmap" or "shared"; found {self.storage!r}.',
         )
 
@@ -541,10 +551,12 @@ class ActorSpec:
         )
         if not isinstance(self.env, str):
             _require_importable("The environment", self.env)
-        named = isinstance(self.env_kwargs, Mapping) and all(isinstance(name, str) for name in self.env_kwargs)
-        _require(named, f"env_kwargs must map names to values, such as {{'length': 8}}; found {self.env_kwargs!r}.")
+        _require(
+            _maps_names(self.env_kwargs),
+            f"env_kwargs must map names to values, such as {{'length': 8}}; found {self.env_kwargs!r}.",
+        )
         for wrapper in self.wrappers:
-            pair = isinstance(wrapper, tuple) and len(wrapper) == 2 and isinstance(wrapper[1], Mapping)
+            pair = isinstance(wrapper, tuple) and len(wrapper) == 2 and _maps_names(wrapper[1])
             _require(
                 pair or callable(wrapper),
                 f"A wrapper must be a class, or a pair of one and its keyword arguments; found {wrapper!r}.",
@@ -561,14 +573,14 @@ class ActorSpec:
         if callable(self.eval_env):
             _require_importable("eval_env", self.eval_env)
         _require(
-            self.eval_env_kwargs is None or isinstance(self.eval_env_kwargs, Mapping),
+            self.eval_env_kwargs is None or _maps_names(self.eval_env_kwargs),
             f"eval_env_kwargs must map names to values, or be None; found {self.eval_env_kwargs!r}.",
         )
         for name in ("count", "envs_per_actor"):
             _require_whole(f"{name} of actors", getattr(self, name), 1)
         kinds = get_args(VectorizationName)
         _require(
-            self.vectorization in kinds,
+            _is_one_of(VectorizationName, self.vectorization),
             f'vectorization must be one of {", ".join(kinds)}, or "auto" for the composer to choose; found '
             f"{self.vectorization!r}.",
         )
@@ -701,9 +713,9 @@ class LearnersSpec:
     def __post_init__(self) -> None:
         _require_whole("count of Learners", self.count, 1)
         _require_whole("average_every", self.average_every, 1)
-        known = get_args(MomentsRule)
         _require(
-            self.moments in known, f"moments must be one of {', '.join(map(repr, known))}; found {self.moments!r}."
+            _is_one_of(MomentsRule, self.moments),
+            f"moments must be one of {', '.join(map(repr, get_args(MomentsRule)))}; found {self.moments!r}.",
         )
         check_overlap(self.overlap, self.average_every)
         _check_nodes("Learners", self.nodes, self.count)
@@ -759,7 +771,7 @@ class RolloutSpec:
             f"gae_lambda must lie in [0, 1]; found {self.gae_lambda!r}.",
         )
         _require(
-            self.policy_lag in (0, 1) and not isinstance(self.policy_lag, bool),
+            type(self.policy_lag) is int and self.policy_lag in (0, 1),
             f"policy_lag must be 0 (collect and train in turn) or 1 (at the same time); found {self.policy_lag!r}.",
         )
         for name, kind in (
@@ -767,8 +779,8 @@ class RolloutSpec:
             ("reward_standardization", RewardStandardization),
             ("value_standardization", ValueStandardization),
         ):
-            value, known = getattr(self, name), get_args(kind)
-            _require(value in known, f"{name} must be one of {', '.join(known)}; found {value!r}.")
+            value, known = getattr(self, name), ", ".join(get_args(kind))
+            _require(_is_one_of(kind, value), f"{name} must be one of {known}; found {value!r}.")
         bits = self.quantization_bits
         _require(
             isinstance(bits, int) and not isinstance(bits, bool) and (bits == 0 or 2 <= bits <= 16),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import os
@@ -287,6 +288,48 @@ def test_timesteps(timesteps: Any) -> None:
     for taker in (composer.run, composer.runtime_gen):
         message = message_of(ConfigurationError, functools.partial(taker, timesteps=timesteps))
         assert message == f"timesteps must be a whole number of at least 0; found {timesteps!r}."
+
+
+ARRAY = np.array([1, 2])  # whose comparison has no truth value
+WRONG_TYPES: dict[str, Callable[[Composer], object]] = {
+    "calibration of a Composer takes a path": lambda _: Composer(calibration=3),  # type: ignore[arg-type]
+    "nodes of set_cluster must be a list of names; found 3": lambda c: c.set_cluster("auto", 3),  # type: ignore[arg-type]
+    "nodes of set_cluster must be a list of names; found <generator": lambda c: c.set_cluster(
+        "auto",
+        (node for node in ["a", "b"]),  # type: ignore[arg-type]
+    ),
+    "count of actors must be a whole number": lambda c: c.set_actors(ARRAY, "CartPole-v1"),  # type: ignore[arg-type]
+    "env_kwargs must map names to values": lambda c: c.set_actors(1, "CartPole-v1", env_kwargs=[]),  # type: ignore[arg-type]
+    "eval_env_kwargs must map names to values": lambda c: c.set_actors(
+        2,
+        "CartPole-v1",
+        eval_env_kwargs={1: 2},  # type: ignore[dict-item]
+    ),
+    "vectorization must be one of": lambda c: c.set_actors(2, "CartPole-v1", vectorization=ARRAY),  # type: ignore[arg-type]
+    "A wrapper must be a class, or a pair": lambda c: c.set_wrappers([(gym.wrappers.ClipReward, {1: 2})]),  # type: ignore[dict-item]
+    "settings must be": lambda c: c.set_train_function(SAC, settings=ARRAY),  # type: ignore[arg-type]
+    "imported_from must be the name of a module": lambda c: c.set_train_function(SAC, imported_from=[]),  # type: ignore[arg-type]
+    "implementation must be one of": lambda c: c.set_train_function(SAC, implementation="nativ"),
+    "A schedule|learning_rate_schedule must be": lambda c: c.set_train_function(SAC, learning_rate_schedule="x"),
+    "Replay capacity must be a whole number": lambda c: c.set_replay(True),
+    "Fanout must be a power of two": lambda c: c.set_replay(64, fanout=ARRAY),  # type: ignore[arg-type]
+    "Replay mode must": lambda c: c.set_replay(64, ARRAY),  # type: ignore[arg-type]
+    "batch_size must be a whole number": lambda c: c.set_training(batch_size=ARRAY),
+    "average_every": lambda c: c.set_learners("auto", average_every=0),
+    "policy_lag must be 0": lambda c: c.set_rollout(policy_lag=1.0),
+    "correction must be one of": lambda c: c.set_rollout(correction=ARRAY),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_TYPES)
+def test_what_is_refused_changes_nothing(message: str) -> None:
+    composer = Composer(progress=False)
+    composer.set_actors(1, "CartPole-v1")
+    composer.set_train_function(DQN, learning_rate=1e-4)
+    before = copy.copy(composer)
+    with pytest.raises(ConfigurationError, match=message):
+        WRONG_TYPES[message](composer)
+    assert composer.changed_since(before) == []
 
 
 def test_batch_larger_than_replay(files: tuple[Path, Path]) -> None:
