@@ -163,6 +163,9 @@ def test_weights_without_a_summary_have_no_step(tmp_path: Path) -> None:
         ("DQN", np.zeros(5, complex), "with dtype complex128"),
         ("DQN", [[1.0] * 5, [1.0] * 4], "not an array"),
         ("DQN of images", np.zeros((4, 36, 36), np.float32), r"\(4, 36, 36\).*dtype uint8; found.*dtype float32"),
+        ("DQN", torch.zeros(5, requires_grad=True), r"not an array: .*detach"),
+        ("DQN", torch.zeros(5, dtype=torch.bfloat16), "not an array: .*BFloat16"),
+        ("DQN of images", np.full((4, 36, 36), 300, np.uint16), "from 0 to 255; found 300, in uint16"),
         ("DQN of images", np.zeros((36, 36, 4), np.uint8), r"found shape \(36, 36, 4\) with dtype uint8"),
     ],
 )
@@ -231,6 +234,13 @@ def test_a_wrong_part_of_an_observation_is_named(tmp_path: Path, space: Any, wro
 def test_arguments_of_another_type_are_refused(run: Any, seed: Any, message: str) -> None:
     with pytest.raises(PolicyError, match=message):
         pearl.load_policy(run, seed=seed)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "x", None])
+def test_what_is_no_seed_is_refused(tmp_path: Path, seed: Any) -> None:
+    policy = pearl.load_policy(run_folder(tmp_path, CASES["DQN"]))
+    with pytest.raises(PolicyError, match="seed must be a whole number of at least 0; found"):
+        policy.seed(seed)
 
 
 def test_lists_float64_and_empty_batches_are_taken(tmp_path: Path) -> None:

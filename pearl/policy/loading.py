@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
-import numpy as np
-
 from pearl.actors.actor import Policy
 from pearl.actors.native_policy import NativePolicy
 from pearl.actors.policy_plan import read_policy
@@ -25,7 +23,7 @@ from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer, schedul
 from pearl.errors import CheckpointError, PearlError, PolicyError
 from pearl.learner.native_plan import UnsupportedError
 from pearl.policy.description import POLICY_FILE, PolicyDescription, read_description
-from pearl.policy.saved import SavedPolicy, WeightsOrigin
+from pearl.policy.saved import SavedPolicy, WeightsOrigin, check_seed
 from pearl.policy.source import import_from_file
 from pearl.runtime.checkpoint import latest_checkpoint
 from pearl.runtime.checkpoint_files import Stored, check_file, read_manifest, read_tensors
@@ -61,8 +59,7 @@ def load_policy(
         raise PolicyError(f'which must be "best", "last" or None for the best if there is one; found {which!r}.')
     if not isinstance(run, str | os.PathLike):
         raise PolicyError(f"run must be the folder of a run, or a file of `pearl export`; found {run!r}.")
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise PolicyError(f"seed must be a whole number of at least 0; found {seed!r}.")
+    check_seed(seed)
     path = Path(run)
     if path.is_file():
         if which is not None:

@@ -23,6 +23,12 @@ from pearl.policy.description import PolicyDescription
 _TRAINED = 2**62  # environment steps after which every exploration schedule is at its end
 
 
+def check_seed(seed: object) -> None:
+    """Raise PolicyError unless `seed` is a whole number of at least 0."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise PolicyError(f"seed must be a whole number of at least 0; found {seed!r}.")
+
+
 @dataclass(frozen=True)
 class WeightsOrigin:
     """Where weights come from: "last" or "best", their environment step, and the score that did not select them.
@@ -97,7 +103,8 @@ class SavedPolicy:
         return f"<SavedPolicy of {self.description.trainer.name} on {self.env}: {self.origin.which} weights{step}>"
 
     def seed(self, seed: int) -> None:
-        """Begin the random numbers of `predict(deterministic=False)` again with `seed`."""
+        """Begin the random numbers of `predict(deterministic=False)` again with `seed`, a whole number from 0."""
+        check_seed(seed)
         self._rng = np.random.default_rng(seed)
 
     def predict(
@@ -157,7 +164,8 @@ class SavedPolicy:
         initial, (batch, single) = self.initial_state(1), self._batch_of(observation)
         states = np.repeat(initial, len(batch), axis=0)
         if state is not None:
-            given, shape = np.asarray(state, np.float32), initial.shape[1:] if single else states.shape
+            given = self._array(state, "states of numbers", np.float32)
+            shape = initial.shape[1:] if single else states.shape
             if given.shape != shape:
                 raise PolicyError(
                     f"The recurrent policy of {self.env} needs a state of shape {shape} for these observations; found "
@@ -247,13 +255,7 @@ class SavedPolicy:
                 raise PolicyError(f"The policy of {self.env} takes observations of {own}. {error}") from error
             self._check_finite(rows)
             return rows, single
-        try:
-            found = np.asarray(observation)
-        except ValueError as error:
-            raise PolicyError(
-                f"The policy of {self.env} takes observations of shape {shape} with dtype {dtype}, or a batch of them; "
-                f"what was passed is not an array: {error}"
-            ) from error
+        found = self._array(observation, f"observations of shape {shape} with dtype {dtype}, or a batch of them")
         single = found.shape == shape
         fits = np.can_cast(found.dtype, dtype, "same_kind") or (
             found.size == 0 and not isinstance(observation, np.ndarray)
@@ -267,11 +269,24 @@ class SavedPolicy:
             )
         batch = found[None] if single else found
         if dtype == np.uint8:
+            if found.dtype != np.uint8 and (found > np.iinfo(np.uint8).max).any():
+                raise PolicyError(
+                    f"The policy of {self.env} takes observations of unsigned bytes, from 0 to 255; found "
+                    f"{found.max()}, in {found.dtype}. Scale them as the environment does."
+                )
             return np.ascontiguousarray(batch, np.uint8), single
         with np.errstate(over="ignore"):
             made = np.array(batch, np.float32, order="C")  # a copy: policies may normalise in place
         self._check_finite(made)
         return made, single
+
+    def _array(self, given: object, wanted: str, dtype: type | None = None) -> np.ndarray:
+        try:
+            return np.asarray(given, dtype)
+        except (ValueError, TypeError, RuntimeError) as error:  # torch's tensors raise the last two
+            raise PolicyError(
+                f"The policy of {self.env} takes {wanted}; what was passed is not an array: {error}"
+            ) from error
 
     def _check_finite(self, observations: np.ndarray) -> None:
         if not np.isfinite(observations).all():
