@@ -142,7 +142,9 @@ def test_a_sweep_leaves_a_table_and_a_picture_and_goes_on(spec: SweepSpec, tmp_p
     assert rows[1]["reason"].startswith("the robot fell (exit code 1; ")
     assert (folder / "sweep.png").read_bytes().startswith(b"\x89PNG")
     assert "Best:    trial 2" in done.output
-    assert "--set=trainer.learning_rate=0.05 --set=training.batch_size=32" in done.output
+    again = done.output.rpartition("Best:")[2]
+    assert "--budget 0 --set=program.eval_interval=100 '--set=program.until_return=\"none\"'" in again
+    assert "--set=trainer.learning_rate=0.05 --set=training.batch_size=32" in again
     assert not list(folder.glob("*/*/checkpoints"))
     assert command("sweep", spec.path, "--trials", 3).exit_code == 0
     assert len(table(folder)) == 3
@@ -324,6 +326,16 @@ SEARCH = "[search.trainer]\n{}\n"
             r"with trainer\.gamma = 1\.5: .*gamma",
         ),
         (SEARCH.format("n_step = { low = 1.5, high = 3, kind = 'int' }"), ConfigurationError, r"are whole"),
+        (
+            SEARCH.format("n_step = { low = 1, high = 10, step = 2 }"),
+            ConfigurationError,
+            r"n_step\.step: steps of 2 from 1 end at 9: .* Set high to 9 or 11",
+        ),
+        (
+            SEARCH.format("gamma = { low = 0.9, high = 0.99, step = 0.02 }"),
+            ConfigurationError,
+            r"end at 0\.98: high = 0\.99 would never be tried",
+        ),
         (SEARCH.format("gamma = { choices = [0.9] }"), ConfigurationError, r"at least two values"),
         (SEARCH.format("gamma = { choices = [0.9, 0.9] }"), ConfigurationError, r"found 0\.9 twice"),
         (SEARCH.format("gamm = { low = 0.5, high = 0.9 }"), TrainerError, r"no setting 'gamm'\. Did you mean 'gamma'"),

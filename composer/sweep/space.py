@@ -128,6 +128,12 @@ def _range(name: str, found: Mapping[str, Any], where: str) -> Range:
         raise ConfigurationError(f"{where}: low must be less than high; found low = {low:g}, high = {high:g}.")
     if step < 0 or step > high - low:
         raise ConfigurationError(f"{where}.step: expected a number above 0, at most high - low; found {step:g}.")
+    if step and not math.isclose(round((high - low) / step) * step, high - low, rel_tol=1e-9):
+        last = low + math.floor((high - low) / step) * step
+        raise ConfigurationError(
+            f"{where}.step: steps of {step:g} from {low:g} end at {last:g}: high = {high:g} would never be tried. "
+            f"Set high to {last:g} or {last + step:g}, or choose a step that divides high - low."
+        )
     if log and (low <= 0 or step):
         what = f"low = {low:g}" if low <= 0 else f"step = {step:g}"
         raise ConfigurationError(f"{where}: a logarithmic range has a low above 0, and no step; found {what}.")
