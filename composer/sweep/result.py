@@ -18,6 +18,7 @@ from composer.spec_overrides import short_text, toml_text
 from composer.sweep.space import Choices, Parameter
 from composer.sweep.spec import SweepSpec
 from composer.sweep.study import TrialRow
+from composer.sweep.trial import compose_options
 from pearl.atomic_file import replace_file, write_text
 
 if TYPE_CHECKING:
@@ -37,9 +38,8 @@ def ranked(rows: Sequence[TrialRow]) -> list[TrialRow]:
 
 
 def best_command(spec: SweepSpec, best: TrialRow) -> str:
-    """The command that composes the best trial's program again."""
-    settings = [f"--set={name}={toml_text(value)}" for name, value in best.values.items()]
-    return shlex.join(["pearl", "compose", str(spec.path), *settings])
+    """The command that composes the best trial's program again, as the sweep did."""
+    return shlex.join(["pearl", "compose", str(spec.path), *compose_options(spec, best.values)])
 
 
 def result_table(spec: SweepSpec, rows: Sequence[TrialRow]) -> Table:

@@ -24,9 +24,14 @@ _POLL_S = 1.0
 
 def compose_command(spec: SweepSpec, values: Mapping[str, Any], program: Path) -> list[str]:
     """The command that writes the trial's program."""
+    command = [sys.executable, "-m", "pearl", "compose", str(spec.path), "--output", str(program)]
+    return [*command, *compose_options(spec, values)]
+
+
+def compose_options(spec: SweepSpec, values: Mapping[str, Any]) -> list[str]:
+    """The options of `pearl compose` for the program of a trial with these values."""
     settings = [f"--set={name}={toml_text(value)}" for name, value in {**spec.fixed, **values}.items()]
-    command = [sys.executable, "-m", "pearl", "compose", str(spec.path), "--output", str(program), "--budget", "0"]
-    return [*command, *settings]
+    return ["--budget", "0", *settings]
 
 
 class TrialRuns:
