@@ -98,7 +98,8 @@ def test_best_weights_of_another_environment_do_not_count(
 ) -> None:
     def run(**env_kwargs: int) -> RunState:
         actors = ActorSpec("CartPole-v1", eval_env="Corridor-v0", eval_env_kwargs=env_kwargs)
-        return dataclasses.replace(run_of("fifo"), evaluated_in=environment_text(actors.evaluation))
+        evaluated_in = environment_text(actors.evaluation)
+        return dataclasses.replace(run_of("fifo"), evaluated_in=evaluated_in, trained_in=f"Train({env_kwargs})")
 
     before, after = run(length=8), run(length=length)
     before.save(tmp_path, Counters(), Best(5.0, 2, 0, 0, module_tensors(before.trainer)))
@@ -108,6 +109,8 @@ def test_best_weights_of_another_environment_do_not_count(
         "evaluated in Corridor-v0(length=8), and this run evaluates in Corridor-v0(length=16): their mean return of 5"
     )
     assert (warned in caplog.text) == (best is None)
+    warned = "run trained in Train({'length': 8}), and this run trains in Train({'length': 16}): its weights, and all"
+    assert (warned in caplog.text) == (length != 8)
 
 
 @pytest.mark.parametrize("native", [False, True])

@@ -274,8 +274,8 @@ class Run(abc.ABC):
             identity |= self.trainer.checkpoint_identity()
         if normalizes := ", ".join(f.name for f in self.transition.statistics):
             identity["normalization"] = normalizes
-        evaluated_in = environment_text(self.actors.evaluation)
-        self._state = RunState(identity, self.trainer, experience, self._callbacks, evaluated_in)
+        places = environment_text(self.actors.evaluation), environment_text(self.actors.training)
+        self._state = RunState(identity, self.trainer, experience, self._callbacks, *places)
         best = None
         if self.options.resume:
             self.counters, best = self._state.load(self.options.checkpoint_dir)

@@ -37,6 +37,7 @@ BEST_PREFIX = "best-"  # prefix of the best weights' tensor groups and scalars; 
 _CALLBACKS = "callbacks"  # the scalar with their states, as JSON
 _BEST_SCALARS = ("mean", "episodes", "env_steps", "gradient_steps")
 _EVALUATED_IN = f"{BEST_PREFIX}evaluated_in"
+_TRAINED_IN = "trained_in"
 
 
 @dataclass
@@ -130,7 +131,8 @@ class Best(NamedTuple):
 class RunState:
     """The parts of a run that a checkpoint covers.
 
-    `evaluated_in` says in which environment evaluations play: best weights of another one count no more. "": not known.
+    `evaluated_in` says in which environment evaluations play: best weights of another one count no more. `trained_in`
+    says in which one the Actors are; a warning says if that changed. "": not known.
     """
 
     identity: Mapping[str, str]
@@ -138,6 +140,7 @@ class RunState:
     experience: Experience
     callbacks: CallbackCalls | None = None
     evaluated_in: str = ""
+    trained_in: str = ""
 
     def save(self, directory: Path, counters: Counters, best: Best | None = None) -> Path:
         """Write a checkpoint into `directory`; nothing may change meanwhile."""
@@ -146,6 +149,7 @@ class RunState:
         if self.callbacks is not None:
             scalars[_CALLBACKS] = self.callbacks.states()
         scalars |= stated_rates(self.trainer)
+        scalars |= {_TRAINED_IN: self.trained_in} if self.trained_in else {}
         tensors = module_tensors(self.trainer)
         if random := torch_random_tensors():
             tensors[RANDOM_GROUP] = {**random}
@@ -170,6 +174,7 @@ class RunState:
         rates = saved_rates(self.trainer, state.counters, directory)
         self._check_names(state, directory)
         self._check_conflict(state, directory)
+        self._warn_of_another_environment(state, directory)
         self.experience.check(state.arrays, state.counters, directory)
         load_module_tensors(self.trainer, {k: v for k, v in state.tensors.items() if not k.startswith(BEST_PREFIX)})
         if isinstance(self.trainer, Trainer):
@@ -207,6 +212,17 @@ class RunState:
             return None
         return Best(float(mean), **counts, tensors=tensors)
 
+    def _warn_of_another_environment(self, state: CheckpointState, where: Path) -> None:
+        before = state.counters.get(_TRAINED_IN, self.trained_in)  # earlier versions did not say it
+        if not isinstance(before, str):
+            refuse(where, _TRAINED_IN, "a text", before)
+        if before != self.trained_in:
+            logger.warning(
+                "The checkpoint's run trained in %s, and this run trains in %s: its weights, and all that its replay "
+                "holds, are of the former.",
+                *(before, self.trained_in),
+            )
+
     def _check_conflict(self, state: CheckpointState, where: Path) -> None:
         found = self.trainer.checkpoint_conflict(state.tensors) if isinstance(self.trainer, Trainer) else ""
         if found:
@@ -217,7 +233,13 @@ class RunState:
 
     def _check_names(self, state: CheckpointState, where: Path) -> None:
         """Refuse unknown names: their values would be missing from the next checkpoint."""
-        known = {*vars(Counters()), _CALLBACKS, _EVALUATED_IN, *(f"{BEST_PREFIX}{name}" for name in _BEST_SCALARS)}
+        known = {
+            *vars(Counters()),
+            _CALLBACKS,
+            _EVALUATED_IN,
+            _TRAINED_IN,
+            *(f"{BEST_PREFIX}{name}" for name in _BEST_SCALARS),
+        }
         known |= stated_rates(self.trainer).keys()
         for kind, names in (("counters", state.counters), ("arrays", state.arrays)):
             if unknown := [n for n in names if n not in known and not self.experience.knows(kind, n)]:
