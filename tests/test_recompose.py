@@ -21,6 +21,7 @@ from composer.recompose import main, recompose
 from pearl.devices import Connection, Device
 from pearl.errors import ConfigurationError
 from pearl.runtime.checkpoint import CheckpointState, load_checkpoint
+from pearl.runtime.options import Options, parse_options
 from pearl.runtime.recomposition import Request, initial_environment
 
 pytestmark = pytest.mark.usefixtures("quick_profiles")
@@ -172,6 +173,23 @@ def test_the_new_program_resumes_and_composes_again_only_if_the_placement_change
     assert requested(("--recompose",))[2:] == ["--recompose", "--resume", "--recompose"]
     (tmp_path / "devices.csv").unlink()
     assert requested(("--recompose",))[1:] == [str(program), "--recompose", "--resume", "--no-recompose"]
+
+
+def test_relative_paths_of_the_command_line_stay_where_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["--run-dir", "here", "--trace", "trace.json", "--seed", "5"]
+    monkeypatch.setattr(sys, "argv", ["program.py", *arguments])
+    (tmp_path / "elsewhere").mkdir()
+
+    def options() -> Options:
+        return parse_options(None, timesteps=10, run_dir="runs", arguments=sys.argv[1:])
+
+    monkeypatch.chdir(tmp_path)
+    before = options()
+    monkeypatch.chdir("elsewhere")  # as an environment may
+    monkeypatch.setattr(sys, "argv", ["program.py", *Request.of(tmp_path / "program.py", before, "slow").arguments])
+    assert options() == before
 
 
 def test_what_the_program_set_in_its_environment_does_not_reach_the_composer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,10 @@ class Request:
 
     @classmethod
     def of(cls, program: Path, options: Options, drift: str) -> Request:
-        """The request of the running program, which goes on with the command line of this process."""
+        """The request of the running program, which goes on with the command line of this process.
+
+        Paths of the command line are stated again, absolute: an environment may have changed the working directory.
+        """
         defaults = {
             "timesteps": options.timesteps,
             "run_dir": str(options.run_dir.absolute()),
@@ -79,7 +82,9 @@ class Request:
             "eval_interval": options.eval_interval,
             "checkpoint_interval": options.checkpoint_interval,
         }
-        return cls(str(program.absolute()), drift, defaults, tuple(sys.argv[1:]))
+        paths = ["--run-dir", str(options.run_dir), "--checkpoint-dir", str(options.checkpoint_dir)]
+        paths += [] if options.trace is None else ["--trace", str(options.trace)]
+        return cls(str(program.absolute()), drift, defaults, (*sys.argv[1:], *paths))
 
     def to_json(self) -> str:
         """Text for a command line."""
