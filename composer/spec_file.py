@@ -26,7 +26,14 @@ from composer.composer import Composer
 from composer.spec_overrides import override
 from composer.wording import did_you_mean, shortened
 from pearl.algorithms import ALGORITHMS
-from pearl.algorithms.trainer import check_trainer_class, schedule_settings_of
+from pearl.algorithms.trainer import (
+    Trainer,
+    check_setting_names,
+    check_trainer_class,
+    is_trainer,
+    schedule_settings_of,
+)
+from pearl.algorithms.update_frequency import respelled
 from pearl.backends import AUTO, check_implementation, learners
 from pearl.error_place import described
 from pearl.errors import ConfigurationError, GenerationError, PearlError, TrainerError
@@ -302,6 +309,8 @@ class _SpecFile:
                 settings=own.get("settings"),
                 **values,
             )
+            if is_trainer(trainer_class) and trainer_class.__init__ is Trainer.__init__:  # which takes settings only
+                check_setting_names(trainer_class, respelled(settings))
 
     def _program(self, output: Path | None) -> ProgramOptions:
         table = self._table("program")

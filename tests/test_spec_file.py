@@ -229,6 +229,7 @@ def test_the_example_loads():
         ("[replay]\nsize", "[[replay]]\nsize", ["expected a table [replay]"]),
         ("env =", "environment =", ["[actors]", "'environment'"]),
         ("size =", "sise =", ["[replay]", "'sise'", "Did you mean 'size'?"]),
+        ("[replay]", "lerning_rate = 1e-3\n[replay]", ["[trainer]", "'lerning_rate'", "Did you mean 'learning_rate'?"]),
         ("size = 1000", "", ["[replay] size", "found nothing", "Add the key"]),
         ("size = 1000", 'size = "1000"', ["[replay] size", "a whole number", "'1000'"]),
         ("size = 1000", "size = 1e3", ["[replay] size", "a whole number", "1000.0"]),

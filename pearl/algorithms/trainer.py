@@ -681,19 +681,25 @@ def schedule_settings_of(trainer_class: object) -> tuple[str, ...]:
 
 
 def apply_settings(trainer: object, settings: dict[str, Any]) -> None:
-    """Set class-level settings on one trainer; TrainerError names an unknown one and its nearest match."""
-    known = settings_of(type(trainer))
+    """Set class-level settings on one trainer; TrainerError as `check_setting_names` raises it."""
+    check_setting_names(type(trainer), settings)
     for name, value in settings.items():
+        setattr(trainer, name, value)
+
+
+def check_setting_names(trainer_class: type, names: Iterable[str]) -> None:
+    """Raise TrainerError for a name that is no setting of the class; it names the nearest one."""
+    known = settings_of(trainer_class)
+    for name in names:
         if name not in known:
-            used = sorted(map(_written, known - getattr(trainer, "_unused", frozenset())))
+            used = sorted(map(_written, known - getattr(trainer_class, "_unused", frozenset())))
             close = difflib.get_close_matches(name, used, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             if ours := counterpart(name, used):
                 hint = f" In PEARL: {ours}."
             raise TrainerError(
-                f"{type(trainer).__name__} has no setting {name!r}.{hint} Its settings are: {', '.join(used)}."
+                f"{trainer_class.__name__} has no setting {name!r}.{hint} Its settings are: {', '.join(used)}."
             )
-        setattr(trainer, name, value)
 
 
 def check_trainer_class(trainer_class: object) -> type:
