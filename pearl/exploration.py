@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -52,7 +53,8 @@ def _require_random_steps(setting: GaussianNoise | OrnsteinUhlenbeck | PolicySam
 
 
 def _check_noise(setting: GaussianNoise | OrnsteinUhlenbeck) -> None:
-    _require(_is_number(setting.sigma) and setting.sigma >= 0, setting, "sigma must be a number of at least 0")
+    finite = _is_number(setting.sigma) and 0 <= setting.sigma < math.inf
+    _require(finite, setting, "sigma must be a number of at least 0, and finite")
     _require_random_steps(setting)
     plain = plain_schedule(setting.schedule, f"{type(setting).__name__}.schedule")
     object.__setattr__(setting, "schedule", plain)

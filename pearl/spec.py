@@ -490,9 +490,10 @@ def _check_exponent(name: str, value: Exponent, *, schedules: bool) -> None:
 
 def _check_nodes(what: str, nodes: Nodes, count: int) -> None:
     """Raise ConfigurationError unless `nodes` is empty, or gives each of `count` parties a node."""
-    pairs = all(isinstance(n, str) and type(c) is int and c > 0 for n, c in nodes)
+    listed = isinstance(nodes, list | tuple) and all(isinstance(one, list | tuple) and len(one) == 2 for one in nodes)
+    pairs = listed and all(isinstance(n, str) and type(c) is int and c > 0 for n, c in nodes)
     _require(
-        not nodes or (pairs and len(dict(nodes)) == len(nodes) and sum(dict(nodes).values()) == count),
+        (listed and not nodes) or (pairs and len(dict(nodes)) == len(nodes) and sum(dict(nodes).values()) == count),
         f"nodes must be pairs of a node's name and a number of {what}, each name once, with {count} {what} in all; "
         f"found {nodes!r}.",
     )
@@ -554,6 +555,10 @@ class ActorSpec:
         _require(
             _maps_names(self.env_kwargs),
             f"env_kwargs must map names to values, such as {{'length': 8}}; found {self.env_kwargs!r}.",
+        )
+        _require(
+            isinstance(self.wrappers, list | tuple),
+            f"wrappers must be a tuple of wrappers, such as (A, (B, {{...}})); found {self.wrappers!r}.",
         )
         for wrapper in self.wrappers:
             pair = isinstance(wrapper, tuple) and len(wrapper) == 2 and _maps_names(wrapper[1])

@@ -36,7 +36,7 @@ from pearl.errors import (
     TrainerError,
 )
 from pearl.exploration import EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeck
-from pearl.replay import memory
+from pearl.replay import Linear, memory
 from pearl.replay.arguments import Selection
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.spec import ActorSpec, ReplayMode, ReplaySpec, TrainSpec, TransitionSpec
@@ -492,6 +492,11 @@ def test_an_environment_named_without_its_version() -> None:
         (lambda: EpsilonGreedy(end="low"), "start and end must be numbers in"),  # type: ignore[arg-type]
         (lambda: EpsilonGreedy(steps="many"), "steps must be a number of at least 0"),  # type: ignore[arg-type]
         (lambda: GaussianNoise(sigma=-1.0), "sigma must be a number of at least 0"),
+        (lambda: GaussianNoise(sigma=math.inf), "sigma must be a number of at least 0, and finite"),
+        (lambda: Linear("0.4", 1.0, 10), "start of a linear schedule must be a number; found '0.4'"),  # type: ignore[arg-type]
+        (lambda: Linear(0.4, 1.0, 1e5), "a whole number of steps, at least 1 step; found 100000.0"),  # type: ignore[arg-type]
+        (lambda: ActorSpec("CartPole-v1", nodes=(("a",),)), "nodes must be pairs"),  # type: ignore[arg-type]
+        (lambda: ActorSpec("CartPole-v1", wrappers=None), "wrappers must be a tuple of wrappers"),  # type: ignore[arg-type]
         (lambda: GaussianNoise(sigma=None), "sigma must be a number of at least 0"),  # type: ignore[arg-type]
         (lambda: OrnsteinUhlenbeck(theta=3.0), r"theta \* dt lie in \[0, 1\]"),
         (lambda: OrnsteinUhlenbeck(dt="long"), "dt must be a number above 0"),  # type: ignore[arg-type]

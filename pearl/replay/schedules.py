@@ -34,7 +34,13 @@ class Linear:
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
-            raise ConfigurationError(f"A linear schedule must take at least 1 step; found {self.steps!r}.")
+            raise ConfigurationError(
+                f"A linear schedule must take a whole number of steps, at least 1 step; found {self.steps!r}."
+            )
+        for name in ("start", "final"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigurationError(f"{name} of a linear schedule must be a number; found {value!r}.")
 
     def __call__(self, step: int) -> float:
         """Return the value at `step`."""
