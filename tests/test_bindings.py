@@ -279,6 +279,28 @@ def test_absurd_numbers_of_threads_are_refused(count: int) -> None:
             _native.SumTree(100, 16, "prioritized", 0.6, 0, workers=count)
 
 
+ENDING = """
+import threading, time
+import numpy as np
+from pearl import _native
+bell = _native.Doorbell(np.zeros(64, np.uint8))
+tree = _native.SumTree(64, 16, "uniform", 0.0, 0)
+tree.insert(np.arange(64), None)
+def draw():
+    while True: tree.sample(4096, 0.4)
+def wait():
+    while True: bell.wait(0, 0.05)
+for work in (draw, wait):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.1)
+"""
+
+
+def test_a_program_may_end_while_its_threads_are_in_kernels() -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 # --- SYCL -------------------------------------------------------------------------------------------------------------
 
 

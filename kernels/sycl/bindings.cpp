@@ -9,6 +9,7 @@
 
 #include "sycl_queue.hpp"
 #include "pearl/python_errors.hpp"
+#include "pearl/python_threads.hpp"
 #include "pearl/device/sources.hpp"
 
 namespace py = pybind11;
@@ -24,7 +25,7 @@ void bind_queue(py::module_& module) {
           "compile",
           [](SyclQueue& self, const std::string& name, const std::string& text,
              const std::vector<std::string>& kernels) { self.compile_text(name, text, kernels); },
-          py::arg("name"), py::arg("text"), py::arg("kernels"), py::call_guard<py::gil_scoped_release>(),
+          py::arg("name"), py::arg("text"), py::arg("kernels"), py::call_guard<bindings::Released>(),
           "Compile the SYCL C++ source `text`; DeviceError with the compiler's log if that fails.");
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "pearl/errors.hpp"
+#include "pearl/python_threads.hpp"
 
 namespace py = pybind11;
 
@@ -17,7 +18,6 @@ namespace bindings {
 
 template <class T>
 using Array = py::array_t<T, py::array::c_style>;
-using Released = py::gil_scoped_release;
 
 // A new array, not initialised. Takes half the time of pybind's constructors, which matters for small batches.
 inline py::array new_array(const py::dtype& dtype, int dimensions, const py::ssize_t* shape) {
