@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -278,3 +279,7 @@ def test_parts_that_do_not_fit_are_refused(place: Place) -> None:
     wide = place.storage(TransitionSpec.from_spaces(spaces.Box(-1.0, 1.0, (9,), np.float32), DISCRETE), CAPACITY)
     with pytest.raises(TrainerError, match="bytes of column 0"):
         learner.fused_loop(setup.replay, wide, BATCH, queues, 1)
+    fields = tuple(replace(f, dtype="int32") if f.name == "reward" else f for f in setup.storage.spec.fields)
+    whole = place.storage(TransitionSpec(fields), CAPACITY)
+    with pytest.raises(TrainerError, match="'reward' must have dtype float32; found int32"):  # as many bytes
+        learner.fused_loop(setup.replay, whole, BATCH, queues, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -390,6 +391,9 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     wide = DataStorage(TransitionSpec.from_spaces(spaces.Box(-1.0, 1.0, (9,), np.float32), DISCRETE), CAPACITY)
     with pytest.raises(TrainerError, match="bytes of column 0"):
         learner.fused_loop(setup.replay, wide, BATCH, queues, 1)
+    fields = tuple(replace(f, dtype="int32") if f.name == "reward" else f for f in setup.storage.spec.fields)
+    with pytest.raises(TrainerError, match="'reward' must have dtype float32; found int32"):  # as many bytes
+        learner.fused_loop(setup.replay, DataStorage(TransitionSpec(fields), CAPACITY), BATCH, queues, 1)
     other = make_replay_manager(ReplaySpec(CAPACITY + 1), seed=5)
     with pytest.raises(TrainerError, match="differ in capacity: 301 and 300"):
         learner.fused_loop(other, setup.storage, BATCH, queues, 1)

@@ -100,8 +100,9 @@ class NativeLearner(TrainerLearner[Any]):
         policy = self.policy_memory()
         if not isinstance(tree, _native.SumTree) or algorithm is None or any(p.dtype != _FLOAT for p in policy):
             return None
+        held = [self._array(name, column) for name, column in columns.items()]
         return _native.TrainingLoop(
-            tree, list(columns.values()), algorithm, batch_size, *queues, policy, weight_sync_interval, self.prefetch
+            tree, held, algorithm, batch_size, *queues, policy, weight_sync_interval, self.prefetch
         )
 
     def _array(self, name: str, column: np.ndarray | torch.Tensor) -> np.ndarray:

@@ -178,6 +178,8 @@ class LearnerOnDevice(SharedMemoryLearner):
             return None
         if tuple(f.name for f in storage.spec.fields) != Batch._fields:
             return None
+        for field in storage.spec.fields:
+            self._array(field.name, np.empty(0, field.dtype))  # the kernels know bytes only
         self.refresh()
         policy = [t.detach().numpy().reshape(-1) for t in self._policy]
         loop: _device.TrainingLoop = self._module.TrainingLoop(
