@@ -26,6 +26,15 @@ Requires-Dist: tomli>=2.0; python_version < "3.11"
 Requires-Dist: pytest>=8; extra == "test"
 """
 
+CMAKE = shutil.which("cmake", path=str(Path(sys.executable).parent))
+FIND = f"""\
+cmake_minimum_required(VERSION 3.20)
+project(find LANGUAGES NONE)
+include("{ROOT}/cmake/find_files.cmake")
+find_files(found "${{PROJECT_SOURCE_DIR}}/kernels" *.cu *.hpp)
+message(STATUS "found ${{found}}.")
+"""
+
 
 def wheel_with(folder: Path, *files: str, tag: str = "manylinux_2_34_x86_64") -> Path:
     wheel = folder / f"pearl_toolkit-0.1.0-cp311-cp311-{tag}.whl"
@@ -115,3 +124,15 @@ def test_the_wheel_of_this_python_installs_and_trains_without_a_compiler(tmp_pat
     assert done.returncode == 0, done.stdout + done.stderr
     assert "trained with torch" in done.stdout
     assert [wheel.name.split("-")[2] for wheel in tmp_path.glob("*manylinux*.whl")] == [f"cp{VERSION.replace('.', '')}"]
+
+
+@pytest.mark.skipif(CMAKE is None, reason="needs CMake")
+def test_kernels_are_found_whatever_the_folder_is_called(tmp_path: Path) -> None:
+    folder = tmp_path / "pearl [fork] *?"
+    (folder / "kernels").mkdir(parents=True)
+    for name in ("CMakeLists.txt", "kernels/a.hpp", "kernels/b.cu", "kernels/c.md"):
+        (folder / name).write_text(FIND)
+    told = subprocess.run(
+        [str(CMAKE), "-S", folder, "-B", tmp_path / "build"], capture_output=True, text=True, check=True
+    )
+    assert f"found {folder}/kernels/a.hpp;{folder}/kernels/b.cu." in told.stdout
