@@ -1,8 +1,8 @@
-"""Action masks: which actions an environment allows now, read from what it says and checked.
+"""Action masks say which actions an environment allows now. This module reads and checks them.
 
-A mask has a number for each choice, 0 for a forbidden one: of Discrete actions for each action, of MultiDiscrete
-actions for the choices of the first number, then of the second, and so on; of MultiBinary ones two for each number, off
-and on.
+A mask has one number for each choice; 0 forbids the choice. A Discrete space has a choice for each action. A
+MultiDiscrete space has the choices of its first number, then those of its second, and so on. A MultiBinary space has
+two choices for each number, off and on.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class MaskReader:
     def last(self, info: Mapping[str, Any], masks: np.ndarray, done: np.ndarray, terminated: np.ndarray) -> np.ndarray:
         """The masks of a step's next observations, those of ended episodes included, after same-step autoreset.
 
-        Where the episode terminated nothing follows: all True.
+        All True where the episode terminated, since nothing follows.
         """
         if not done.any():
             return masks
@@ -145,5 +145,5 @@ class _Masked(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def mask_env(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """An environment that defines `action_masks()`, with the mask in its info; any other as it is."""
+    """Wrap an environment that defines `action_masks()` so that its info has the mask; return any other as it is."""
     return _Masked(env) if env.has_wrapper_attr(_METHOD) else env

@@ -142,12 +142,12 @@ _KINDS = (EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeck, PolicySampling)
 
 
 def schedule_of(setting: object) -> Schedule | None:
-    """The schedule that a setting follows; None if it has none."""
+    """The schedule of a setting; None if it has none."""
     return setting.schedule if isinstance(setting, EpsilonGreedy | GaussianNoise | OrnsteinUhlenbeck) else None
 
 
 def without_code(setting: object) -> object:
-    """The same setting; with a schedule that names code, which a file must not do, as it is at the schedule's end."""
+    """The same setting without names of code, which a file must not have: such a schedule becomes its final value."""
     if not names_code(schedule_of(setting)):
         return setting
     if isinstance(setting, EpsilonGreedy):
@@ -176,7 +176,7 @@ class Explorer(Protocol):
         """
 
     def end_episodes(self, done: np.ndarray) -> None:
-        """Take note of the environments `(envs,)` bool that ended an episode."""
+        """Note the environments `(envs,)` bool that ended an episode."""
 
 
 class _Greedy:

@@ -37,7 +37,7 @@ _waiting: list[Callable[[], None]] = []
 
 
 def is_imported() -> bool:
-    """Whether torch is there already: only then can there be a tensor or a module."""
+    """Whether torch is imported: only then can there be a tensor or a module."""
     return "torch" in sys.modules
 
 
@@ -52,7 +52,7 @@ def is_module(value: object) -> TypeGuard[nn.Module]:
 
 
 def when_imported(action: Callable[[], None]) -> None:
-    """Call `action` once: now if torch is there, else before something of it is first used through this module."""
+    """Call `action` once: now if torch is imported, else when torch is first used through this module."""
     _waiting.append(action)
     if is_imported():
         _call_waiting()

@@ -40,7 +40,7 @@ _TRIED = (0.0, 0.5, 1.0)
 
 
 def plain_schedule(schedule: object, setting: str = "schedule") -> PlainSchedule:
-    """The same schedule as a plain value; ConfigurationError, naming `setting`, for what is no schedule."""
+    """The same schedule as a plain value; ConfigurationError, naming `setting`, for a value that is no schedule."""
     advice = ""
     if isinstance(schedule, str):
         if schedule in ("constant", *_FALLING) or _NAME.fullmatch(schedule):

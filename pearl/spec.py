@@ -49,7 +49,7 @@ RESERVED = (
     *("observation_statistics", "return_statistics"),
 )
 
-# What normalises stored transitions: groups of checkpoints, and fields of the actors' messages (`pearl.moments`).
+# Statistics that normalise stored transitions: groups of checkpoints, and fields of actors' messages (`pearl.moments`).
 OBSERVATION_STATISTICS, RETURN_STATISTICS = "observation_statistics", "return_statistics"
 
 EPSILON_MIN = 1e-30  # of priorities: far above subnormal floats, which some devices treat as zero
@@ -462,7 +462,7 @@ class ReplaySpec:
 
     @property
     def shares(self) -> bool:
-        """Whether what several observations have in common is stored once, apart from the columns."""
+        """Whether data that several observations share is stored once, apart from the columns."""
         return self.share_next_obs or self.share_frames
 
     @property

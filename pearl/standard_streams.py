@@ -1,4 +1,4 @@
-"""Standard output and error that never fail: the program continues silently when their reader is gone."""
+"""Standard output and error that never fail: when their reader is gone, the program continues silently."""
 
 from __future__ import annotations
 

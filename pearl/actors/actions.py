@@ -1,4 +1,4 @@
-"""What environments are given for a policy's actions, which count choices from 0 and may miss bounds by rounding."""
+"""Converts a policy's actions to the environment's. Policies count choices from 0; rounding may exceed bounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 
 def first_action(action_space: gym.Space[Any]) -> int | np.ndarray:
-    """What the space's action 0 is called; policies count from 0."""
+    """The space's own number of the action that policies call 0."""
     if isinstance(action_space, spaces.Discrete):
         return int(action_space.start)
     if isinstance(action_space, spaces.MultiDiscrete) and np.any(action_space.start):
@@ -19,9 +19,9 @@ def first_action(action_space: gym.Space[Any]) -> int | np.ndarray:
 
 
 class EnvironmentActions:
-    """Turns a policy's actions `(n, *action)` into those of `space`: in its numbers, its dtype and a Box's bounds.
+    """Converts a policy's actions `(n, *action)` to the numbering, the dtype and the bounds of `space`.
 
-    Environments may change arrays that they are given: they get copies.
+    Returns copies of arrays, since environments may change them.
     """
 
     def __init__(self, space: gym.Space[Any]) -> None:
@@ -32,11 +32,12 @@ class EnvironmentActions:
         self._are_numbers = isinstance(space, spaces.Discrete)
 
     def __call__(self, actions: np.ndarray) -> np.ndarray:
-        """Those actions; of a Discrete space the same array where nothing differs."""
+        """The converted actions; for a Discrete space the same array if nothing differs."""
         if self._bounds is None:
             shifted: np.ndarray = actions if self._first is None else actions + self._first
             return shifted.astype(self._dtype, copy=not self._are_numbers)
-        # Rounded before, as that may leave the bounds; whole numbers after, as those of other dtypes may not fit.
+        # Convert floats before clipping, since rounding may leave the bounds; integers after, since unclipped ones may
+        # overflow.
         rounded = actions.astype(self._dtype, copy=False) if self._rounds else actions
         low, high = self._bounds
         clipped: np.ndarray = np.minimum(np.maximum(rounded, low), high)  # as np.clip, in half the time

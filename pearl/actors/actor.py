@@ -52,7 +52,7 @@ class ActorSetup:
     `index` counts from 0 among `spec.count` actors; `env_steps` is where the exploration schedule starts. With a
     `policy`, the actor runs it natively, and needs neither torch nor the trainer class. `transition` has the columns
     that it makes, by default those of the environment's spaces. With a `rollout`, each message is its part of one. With
-    a `service`, the policy server runs the policy, and the actor needs neither of them, nor weights.
+    a `service`, the policy server runs the policy, and the actor needs no torch, no trainer class and no weights.
     """
 
     trainer_class: type | None
@@ -142,7 +142,7 @@ class Policy(Protocol):
 
 @runtime_checkable
 class RecurrentPolicy(Policy, Protocol):
-    """A policy that remembers: whoever lets it act carries its state, and begins each episode with a new one."""
+    """A recurrent policy. Its caller carries the state, and begins each episode with a new one."""
 
     def initial_state(self, count: int) -> np.ndarray:
         """The states `(count, size)` float32 at the beginning of an episode."""
@@ -156,7 +156,7 @@ class RecurrentPolicy(Policy, Protocol):
 
 @runtime_checkable
 class RecurrentRolloutPolicy(RecurrentPolicy, Protocol):
-    """On-policy: a policy that remembers. The states of rollouts may hold more than those of `act_from`."""
+    """On-policy: a recurrent policy. The states of rollouts may hold more than those of `act_from`."""
 
     def sample_from(self, obs: np.ndarray, noise: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """As `act_from`, drawn by the noise of `explore_into`."""
@@ -199,7 +199,7 @@ class _Episodes:
 
 
 class VectorActor(abc.ABC):
-    """What all actors have: a vector of environments, the newest policy, and their random numbers.
+    """Base of all actors: a vector of environments, the newest policy, and the random numbers.
 
     `on_step` is called after each step of all environments.
     """
@@ -339,7 +339,7 @@ class Actor(VectorActor):
         self.reset(self._env_seed)
 
     def _check_recurrent(self) -> None:
-        """Raise TrainerError for what a policy that remembers cannot do yet."""
+        """Raise TrainerError for a feature that recurrent policies do not support yet."""
         unsupported = {
             "exploration=PolicySampling()": self._samples,
             "action masks": self._mask_reader is not None,

@@ -32,7 +32,7 @@ _LONGEST_PARTING_S = 1.0
 
 
 class Process(Protocol):
-    """What the host has of a process, here or elsewhere; see `ChildProcess`."""
+    """The host's handle of a process, on this machine or another; see `ChildProcess`."""
 
     name: str
 
@@ -61,8 +61,8 @@ class ChildProcess:
     SIGINT and SIGHUP are blocked there: the host handles them. `args` are pickled as `multiprocessing` does, and may
     contain queues. With `without_program`, the process does not import the program.
 
-    It is no `multiprocessing.Process`, for three reasons: a daemonic one may not start children, as some environments
-    do; the host waits at exit for one that is not daemonic; and children of either hold open the pipe that signals its
+    Not a `multiprocessing.Process`, for three reasons: a daemonic one may not start children, as some environments do;
+    the host waits at exit for one that is not daemonic; and children of either hold open the pipe that signals its
     death. This process leads a process group, which is killed with it.
     """
 
@@ -232,7 +232,7 @@ class _Inherited:
     descriptor: int
 
     def detach(self) -> int:
-        """The descriptor, which is now the caller's."""
+        """The descriptor; the caller now owns it."""
         return self.descriptor
 
 

@@ -52,7 +52,7 @@ def _check_version(env: str) -> None:
 
 @dataclass(frozen=True)
 class Probe:
-    """What an environment is for a trainer: its spaces, with observations as they are prepared.
+    """An environment as a trainer sees it: its spaces, with prepared observations.
 
     `preparation` says what is done to observations, `warnings` what is wrong with the environment; both may be empty.
     `normalizers` are the wrappers that normalise observations by running statistics of their own. `unprepared_space`

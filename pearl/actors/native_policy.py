@@ -34,7 +34,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class RolloutPlan:
-    """What a policy that draws its actions needs besides: the value network, and the distribution.
+    """Additional parts of a policy that draws its actions: the value network and the distribution.
 
     `sizes` are the numbers of choices in each categorical part; empty for a normal distribution, whose log deviations
     lie at `log_std` in the weight snapshot. `size` counts the numbers of one action. `normalization` is where the
@@ -54,8 +54,8 @@ class RolloutPlan:
 class PolicyPlan:
     """A policy as plain data: `operations` on `inputs` numbers, and a `head` that makes actions of their result.
 
-    Heads: "argmax", the index of the largest value; "tanh", squashed and scaled to the action's bounds; "gaussian",
-    likewise of the mean, or of samples, of a normal distribution whose mean and log standard deviation (clamped to
+    Heads: "argmax", the index of the largest value; "tanh", squashed and scaled to the action's bounds; "gaussian", the
+    same for the mean, or for samples, of a normal distribution whose mean and log standard deviation (clamped to
     `log_std_bounds`) are the result's halves; "categorical" and "normal", as `rollout` says. Offsets count floats of
     the weight snapshot, of which `weights` `(weight_count,)` float32 is the first. `action_shape` is that of one
     action. Observations are float32, or `of_bytes` uint8.

@@ -52,8 +52,8 @@ def space_text(space: gym.Space[Any]) -> str:
 def prepare(space: gym.Space[Any], obs: Any) -> np.ndarray:
     """One observation of the environment's own `space` as the array `prepared_space(space).shape` that policies take.
 
-    The dtype is uint8 where the space's is, else float32. Raises EnvError, which names the part, for what is not of the
-    space, by its shape or by numbers that it has not.
+    The dtype is uint8 where the space's is, else float32. Raises EnvError, which names the part, for a value outside of
+    the space, by its shape or by numbers that the space does not have.
     """
     if is_prepared(space):
         return np.asarray(_flat(space, obs), stored_dtype(prepared_space(space)))

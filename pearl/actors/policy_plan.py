@@ -22,7 +22,7 @@ from pearl.learner.native_plan import NativeOp, UnsupportedError, offset_of, rea
 from pearl.moments import OBSERVATION_CLIP
 
 _TRIALS = 16
-_TOLERANCE = 1e-4  # of the trial: what computes something else is further off
+_TOLERANCE = 1e-4  # of the trial: a policy that computes something else is further off
 
 
 def read_policy(trainer: object) -> PolicyPlan:

@@ -98,14 +98,14 @@ class ActorProcesses(Protocol):
     """Where the processes of a group of actors run."""
 
     def start(self, setup: ActorSetup, dcq: DataCollectionQueue) -> tuple[Process, Report]:
-        """Start the actor of `setup`, which fills `dcq`; its process and what it tells."""
+        """Start the actor of `setup`, which fills `dcq`; return its process and its report."""
 
     def close(self) -> None:
         """End what is left, when all actors have stopped."""
 
 
 class LocalProcesses:
-    """Processes of this machine. With `shared_warnings`, actors show what nobody has shown."""
+    """Processes of this machine. With `shared_warnings`, actors show each warning only once in all."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class LocalProcesses:
         return process, report
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Do nothing: nothing is left."""
 
 
 @dataclass
@@ -161,8 +161,8 @@ class ActorGroup:
 
     `check` names a dead one, restarts it, and gives up after `most_deaths` within `window_s`. An actor is silent while
     neither a step of its environments ends nor it waits for room in its queue. `check` names a silent one after a
-    minute, and after `timeout_s` (`inf`: never) has it die. They run in `processes`, by default on this machine. With
-    `shared_warnings`, they show what nobody has shown; with `statistics`, they normalise by these
+    minute, and kills it after `timeout_s` (`inf`: never). Actors run in `processes`, by default on this machine. With
+    `shared_warnings`, they show each warning only once in all; with `statistics`, they normalise by these
     (`pearl.runtime.statistics`).
     """
 
@@ -188,7 +188,7 @@ class ActorGroup:
         self._running: list[_Running] = []
         for setup, dcq in zip(setups, self._dcqs, strict=True):
             self._running.append(self._start(setup, dcq))
-        end_waiting()  # for actors that another placement would have had
+        end_waiting()  # started for actors that this program does not have
 
     def _start(self, setup: ActorSetup, dcq: DataCollectionQueue) -> _Running:
         return _Running(*self._processes.start(setup, dcq), setup)

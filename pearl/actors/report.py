@@ -1,4 +1,4 @@
-"""What a process tells the one that started it: signs of life, a result, or why it failed."""
+"""A process's report to the process that started it: signs of life, a result, or why it failed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _HEADER_BYTES = 8 * (_NUMBERS + 1)
 class Report:
     """One writer, one reader, in shared memory: writing never waits, and the content outlives the writer.
 
-    It is no pipe: a long text would fill that, and a child of the writer would hold its end open. `most_numbers` is how
-    many floats `deliver` may write.
+    Not a pipe: a long text would fill it, and a child of the writer would hold its end open. `most_numbers` is how many
+    floats `deliver` may write.
     """
 
     def __init__(self, most_numbers: int = 0) -> None:

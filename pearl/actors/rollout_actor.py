@@ -29,8 +29,8 @@ class RolloutActor(VectorActor):
     """Steps its environments by actions that the policy draws, for a whole horizon with the same weights.
 
     Rows of a message are `step * envs + environment`. Where a time limit ends an episode, the value of its last
-    observation counts as what would have followed. The states of a recurrent policy go on from one message to the next,
-    and begin again with each episode.
+    observation stands for the return of the steps cut off. The states of a recurrent policy go on from one message to
+    the next, and begin again with each episode.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class RolloutActor(VectorActor):
         self.reset(self._env_seed)
 
     def _recurrent_policy(self) -> RecurrentRolloutPolicy | None:
-        """The policy if it remembers; TrainerError unless the trainer class declares sequences then, and only then."""
+        """The policy if it is recurrent, else None; TrainerError unless declared sequences and policy agree."""
         declared, policy = self.transition.rollout_sequences is not None, self.policy
         if declared and isinstance(policy, RecurrentRolloutPolicy):
             return policy

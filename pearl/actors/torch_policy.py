@@ -74,7 +74,7 @@ class TorchPolicy:
 
 
 class RecurrentTorchPolicy(TorchPolicy):
-    """The same for a trainer whose policy remembers: see `pearl.actors.actor.RecurrentPolicy`."""
+    """The same for a trainer with a recurrent policy: see `pearl.actors.actor.RecurrentPolicy`."""
 
     def __init__(self, trainer: TrainerLike) -> None:
         super().__init__(trainer)
@@ -132,7 +132,7 @@ class RecurrentRolloutTorchPolicy(RecurrentTorchPolicy):
 
 
 def torch_policy(trainer: TrainerLike) -> TorchPolicy:
-    """The policy of `trainer` in torch, which remembers if the trainer's does."""
+    """The policy of `trainer` in torch, recurrent if the trainer's is."""
     if isinstance(trainer, RecurrentRolloutTrainer):
         return RecurrentRolloutTorchPolicy(trainer)
     return RecurrentTorchPolicy(trainer) if isinstance(trainer, RecurrentTrainer) else TorchPolicy(trainer)

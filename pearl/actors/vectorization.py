@@ -33,7 +33,7 @@ _ATARI_ENTRY = "ale_py.env:AtariEnv"
 # As Gymnasium's AtariPreprocessing does it; `env_kwargs` may say otherwise.
 _ATARI_PREPROCESSING = {"reward_clipping": False, "episodic_life": False, "use_fire_reset": False}
 _WHOLE_GAMES = {"reward_clipping": False, "episodic_life": False}
-# What the registered names of Atari games say that ale-py's vector takes; it skips frames in its own way.
+# Options of the registered Atari games that ale-py's vector accepts; it skips frames in its own way.
 _ATARI_REGISTERED = ("repeat_action_probability", "full_action_space", "max_num_frames_per_episode")
 _ATARI_FRAMES = {
     "height": "img_height",
@@ -176,7 +176,7 @@ class _Atari(Vectorization):
         if count == 1:
             options.setdefault("num_threads", 1)
         made: AnyVector = vectors.AtariVectorEnv(known.kwargs["game"], count, **options)
-        # Of its own: ale-py writes the mode into the metadata of the class, where the next vector changes it.
+        # A copy: ale-py writes the mode into the metadata of the class, where the next vector changes it.
         made.metadata = {**made.metadata, "autoreset_mode": AutoresetMode(options["autoreset_mode"])}
         return _SmallSeeds(made)
 

@@ -1,4 +1,4 @@
-"""Networks and optimizers in NumPy arrays: what a built-in algorithm consists of until something needs torch.
+"""Networks and optimizers in NumPy arrays. A built-in algorithm consists of these until something needs torch.
 
 A native Learner and a native policy work on the arrays. Names, order and initial values are those of the torch modules
 that `Trainer.in_torch` puts on the same memory, so nothing tells the two apart but the time to import torch.
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 Operation: TypeAlias = tuple[str, int, int, int, int, int, float] | tuple[str, int, int, int, int, tuple[int, ...]]
 Place: TypeAlias = "Callable[[Array], int]"
 
-_ALIGNMENT = 16  # floats; `FlatParameters` begins each parameter at a multiple of so many, too
+_ALIGNMENT = 16  # floats; `FlatParameters` also begins each parameter at a multiple of this
 _NONE = -1
-_FULL = 16  # torch draws so many normal numbers together
+_FULL = 16  # torch draws this many normal numbers at a time
 
 
 class TorchRandom:
@@ -121,7 +121,7 @@ class Array:
 
     @property
     def values(self) -> np.ndarray:
-        """The numbers, where they lie."""
+        """The numbers, in place."""
         if self._values is not None:
             return self._values
         assert self._vector is not None
@@ -138,7 +138,7 @@ class Array:
         return math.prod(self.shape)
 
     def is_floating_point(self) -> bool:
-        """Whether these are fractions."""
+        """Whether the dtype is floating point."""
         return bool(np.issubdtype(self.values.dtype, np.floating))
 
 
@@ -201,7 +201,7 @@ class ArrayLinear(ArrayModule):
         super().__init__(weight=Array(weight), bias=Array(bias))
 
     def add_operations(self, operations: list[Operation], value: int, place: Place) -> int:
-        """One."""
+        """Append one operation."""
         weight, bias = self.weight, self.bias
         operations.append(("linear", value, _NONE, weight.shape[0], place(weight), place(bias), 0.0))
         return len(operations)
@@ -215,7 +215,7 @@ class ArrayActivation(ArrayModule):
         self._kind, self._width = kind, width
 
     def add_operations(self, operations: list[Operation], value: int, place: Place) -> int:
-        """One."""
+        """Append one operation."""
         operations.append((self._kind, value, _NONE, self._width, _NONE, _NONE, 0.0))
         return len(operations)
 
@@ -228,7 +228,7 @@ class ArrayLayerNorm(ArrayModule):
         self._eps = eps
 
     def add_operations(self, operations: list[Operation], value: int, place: Place) -> int:
-        """One."""
+        """Append one operation."""
         weight, bias = self.weight, self.bias
         operations.append(("layernorm", value, _NONE, weight.shape[0], place(weight), place(bias), self._eps))
         return len(operations)
@@ -242,7 +242,7 @@ class ArrayDropout(ArrayModule):
         self._rate, self._width = rate, width
 
     def add_operations(self, operations: list[Operation], value: int, place: Place) -> int:
-        """One."""
+        """Append one operation."""
         operations.append(("dropout", value, _NONE, self._width, _NONE, _NONE, self._rate))
         return len(operations)
 
@@ -258,7 +258,7 @@ class ArraySame(ArrayModule):
     """`nn.Flatten` of vectors, and `ScaleBytes`: arrays of observations are flat already, and bytes are scaled."""
 
     def add_operations(self, operations: list[Operation], value: int, place: Place) -> int:
-        """None."""
+        """Append none."""
         return value
 
 
@@ -270,7 +270,7 @@ class ArrayFlatten(ArrayModule):
         self._width = width
 
     def add_operations(self, operations: list[Operation], value: int, place: Place) -> int:
-        """One."""
+        """Append one operation."""
         operations.append(("flatten", value, _NONE, self._width, _NONE, _NONE, 0.0))
         return len(operations)
 
@@ -304,7 +304,7 @@ class ArrayConv(ArrayModule):
         self._window = window
 
     def add_operations(self, operations: list[Operation], value: int, place: Place) -> int:
-        """One."""
+        """Append one operation."""
         offsets = place(self.weight), place(self.bias)
         operations.append(("conv2d", value, math.prod(self.out_shape), *offsets, self._window.numbers))
         return len(operations)
@@ -319,7 +319,7 @@ class ArrayMaxPool(ArrayModule):
         self._window = window
 
     def add_operations(self, operations: list[Operation], value: int, place: Place) -> int:
-        """One."""
+        """Append one operation."""
         operations.append(("maxpool2d", value, math.prod(self.out_shape), _NONE, _NONE, self._window.numbers))
         return len(operations)
 
@@ -527,7 +527,7 @@ class ArrayAdam:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The present settings, which in torch others may change."""
+        """The present settings; in torch, other code may change them."""
         return self.param_groups[0] if self._in_torch is None else self._in_torch.param_groups[0]
 
     def parameter_shapes(self) -> list[list[list[int]]]:

@@ -1,4 +1,4 @@
-"""What networks take: images, vectors, and elements that are scaled by their bounds."""
+"""Inputs of networks: images, vectors, and elements that are scaled by their bounds."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ _BREAKING = "_use_grad"  # the function around `step` that loads the compiler; s
 def mark_optimizers_lazily() -> None:
     """Let optimizers use the compiler only after other code has loaded it.
 
-    Does nothing if the compiler is loaded already, or where this version of torch does it in another way. Classes of
-    which there are optimizers stay as they are.
+    Does nothing if the compiler is loaded already, or if this version of torch marks them in another way. Optimizer
+    classes with existing instances stay as they are.
     """
     if _COMPILER in sys.modules:
         return

@@ -438,8 +438,8 @@ class Dropout(nn.Module):
     """Dropout (Srivastava et al. 2014) of `(batch, width)` with masks that all engines draw alike.
 
     A number is dropped as a function of the seed, the step, the pass, the layer, its row and its column alone, so that
-    checkpoints need no generator and sub-batches drop what the whole batch does. `of` says whose numbers it is and
-    which layer of them, critic * 256 + number; without it nothing is dropped, and neither in evaluation mode.
+    checkpoints need no generator and sub-batches drop what the whole batch does. `of` gives the layer its random
+    numbers and its place, critic * 256 + number; without it, and in evaluation mode, nothing is dropped.
     """
 
     def __init__(self, rate: float) -> None:
@@ -449,7 +449,7 @@ class Dropout(nn.Module):
         self._layer = 0
 
     def of(self, draw: DropoutDraw, layer: int) -> None:
-        """Drop by `draw`."""
+        """Drop by the random numbers of `draw`, as `layer`."""
         self._draw, self._layer = draw, layer
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The base of on-policy algorithms: a policy that draws its actions, a value network, and what actors record."""
+"""The base of on-policy algorithms: a policy that draws its actions, a value network, the columns of rollouts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Minibatch(NamedTuple):
 
 @dataclass(frozen=True)
 class ActionDistribution:
-    """How the policy network's outputs are drawn from: `sizes` of its categorical parts, or a normal distribution.
+    """How actions are drawn from the policy's outputs: `sizes` of its categorical parts, or a normal distribution.
 
     With `sizes`, the outputs are logits, of one part after the other: of a MultiBinary space two for each number (a
     Bernoulli distribution is a categorical one of two choices, whose logits differ by its log odds). The parts are
@@ -160,7 +160,7 @@ class ActionDistribution:
 
     @staticmethod
     def masked(outputs: torch.Tensor, masks: torch.Tensor | None) -> torch.Tensor:
-        """Outputs `(batch, outputs)` by which nothing is drawn that `masks`, of the same shape, forbid (0)."""
+        """Outputs `(batch, outputs)` from which nothing is drawn that `masks`, of the same shape, forbids (0)."""
         return outputs if masks is None else outputs.masked_fill(masks == 0, FORBIDDEN_LOGIT)
 
     def mode(self, outputs: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The networks of on-policy algorithms in torch, and the statistics that normalise what they see."""
+"""The networks of on-policy algorithms in torch, and the statistics that normalise their observations."""
 
 from __future__ import annotations
 

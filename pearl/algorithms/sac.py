@@ -135,11 +135,11 @@ class SAC(TwinCriticTrainer):
         return self._target_of(next_obs, unit) - self.log_alpha.exp() * log_prob
 
     def _target_of(self, next_obs: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
-        """What the critics' targets say of unit-scale actions, `(batch,)`."""
+        """The values `(batch,)` of unit-scale actions by the critics' targets."""
         return torch.minimum(*self.target_critic.of_unit(next_obs, unit))
 
     def _judged(self, obs: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
-        """What the critics say of the policy's unit-scale actions, `(batch,)`."""
+        """The values `(batch,)` of the policy's unit-scale actions by the critics."""
         return torch.minimum(*self.critic.of_unit(obs, unit))
 
     def _compute_actor(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> None:

@@ -29,8 +29,8 @@ _FEW, _SEVERAL = 8, 32
 _WIDE_RATE, _HIGHEST_RATE = 3e-4, 1e-3
 _IMAGE_RATE = 1e-4
 _LEAST_DEVIATION = 1e-6
-_ENOUGH_STEPS = 1000  # random ones, to say that they found nothing
-_BY_ACTION = 0.999  # the share of the rewards' variance that actions explain, above which they say nothing of states
+_ENOUGH_STEPS = 1000  # random steps needed before "they found nothing" is a safe conclusion
+_BY_ACTION = 0.999  # if actions explain a larger share of the rewards' variance, rewards say nothing of states
 
 
 def _not_measured(hidden_sizes: tuple[int, ...], batch_size: int) -> float | None:
@@ -116,7 +116,7 @@ class Facts:
 
     @property
     def silent(self) -> bool:
-        """Whether random actions saw nothing to learn from: rewards without a word on states, and no termination."""
+        """Whether random actions saw nothing to learn from: rewards independent of states, and no termination."""
         enough = self.tried.steps >= _ENOUGH_STEPS
         return enough and self.tried.signal != "state" and not self.tried.terminated
 

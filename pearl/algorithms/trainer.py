@@ -60,7 +60,7 @@ class TrainerLike(Protocol):
 
 @runtime_checkable
 class SamplesActions(Protocol):
-    """What `PolicySampling` needs in addition."""
+    """The additional method that `PolicySampling` needs."""
 
     def sample_action(self, obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """Actions `(envs, *action)` drawn from the policy by standard normal `noise` of that shape, float32."""
@@ -68,7 +68,7 @@ class SamplesActions(Protocol):
 
 @runtime_checkable
 class RecurrentTrainer(Protocol):
-    """What a trainer has in addition whose policy remembers: actions depend on a state that goes from step to step.
+    """Additional methods of a trainer with a recurrent policy: actions depend on a state that goes from step to step.
 
     The state of each environment is one row of numbers: of an LSTM, hidden and cell state one after the other. Actors,
     evaluations and saved policies begin every episode with `initial_state`. An algorithm that trains on the states in
@@ -84,9 +84,9 @@ class RecurrentTrainer(Protocol):
 
 @runtime_checkable
 class RecurrentRolloutTrainer(RecurrentTrainer, Protocol):
-    """What an on-policy trainer has in addition whose policy remembers.
+    """Additional methods of an on-policy trainer with a recurrent policy.
 
-    Rollouts are collected in states that may hold more than the policy's: a value network may remember, too.
+    Rollouts are collected in states that may hold more than the policy's: the value network may be recurrent, too.
     """
 
     def sample_action_from(
@@ -207,7 +207,7 @@ class Trainer(abc.ABC):
 
     @property
     def transition_statistics(self) -> tuple[str, ...]:
-        """What Actors normalise stored transitions by: attributes of the trainer, and fields of the Actors' messages.
+        """Statistics by which Actors normalise transitions: attributes of the trainer, and fields of messages.
 
         `OBSERVATION_STATISTICS`, `RETURN_STATISTICS`, both or none, as the settings say.
         """
@@ -217,7 +217,7 @@ class Trainer(abc.ABC):
         return tuple(name for name, on in zip((OBSERVATION_STATISTICS, RETURN_STATISTICS), chosen, strict=True) if on)
 
     def statistics_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of what the statistics `name` are of: an observation, or a number."""
+        """The shape of one item of the statistics `name`: an observation, or a number."""
         return self.input_shape if name == OBSERVATION_STATISTICS else ()
 
     def _build_statistics(self) -> None:
@@ -227,7 +227,7 @@ class Trainer(abc.ABC):
             setattr(self, name, ObservationStatistics(self.statistics_shape(name)))
 
     def _statistics_memory(self, name: str) -> list[np.ndarray]:
-        """Count, mean and squared distances, where they lie."""
+        """Count, mean and squared distances, in place."""
         held = getattr(self.parts, name)
         if self._arrays is not None:
             return [array.values for _, array in held.named_buffers()]
@@ -273,7 +273,7 @@ class Trainer(abc.ABC):
 
     @property
     def parts(self) -> Any:
-        """Networks, optimizers and parameters by their names: of torch, or where they are in arrays, those."""
+        """Networks, optimizers and parameters by their names, in torch or in arrays, wherever they are."""
         return self if self._arrays is None else self._arrays
 
     def in_torch(self) -> Trainer:
@@ -286,7 +286,7 @@ class Trainer(abc.ABC):
     if not TYPE_CHECKING:  # for type checkers, only what is declared is there
 
         def __getattr__(self, name: str) -> Any:
-            """What `build` makes: whoever asks for it needs torch."""
+            """An attribute that `build` makes: reading it moves everything to torch."""
             arrays = self.__dict__.get("_arrays")
             if arrays is None or name not in vars(arrays):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -604,7 +604,7 @@ class Trainer(abc.ABC):
     # --- steps that a Learner records and repeats --------------------------------------------------------------------
 
     def step_kind(self) -> tuple[object, ...] | str:
-        """What decides which operations the next step consists of, besides settings and the shape of the batch.
+        """A key of the operations of the next step; settings and the shape of the batch are compared separately.
 
         On a GPU, a Learner records the operations of a step and repeats them in later steps of an equal kind. Repeated
         steps run no Python code of the trainer: they only count themselves. So a step must read what changes from step

@@ -1,4 +1,4 @@
-"""How often an algorithm with a replay trains, in the words of Stable-Baselines3: `train_freq` and `gradient_steps`.
+"""How often an algorithm with a replay trains, by the settings of Stable-Baselines3: `train_freq` and `gradient_steps`.
 
 Its `train_freq` counts steps of the vector of environments; here it counts transitions, whatever collects them. With
 one environment both are the same; of a file with `n_envs` environments, `train_freq` is `n_envs` times as large.

@@ -105,6 +105,6 @@ class _Received:
         self._number = number
 
     def detach(self) -> int:
-        """The descriptor, which is now the caller's."""
+        """The descriptor; the caller now owns it."""
         found: int = _received.descriptors[self._number]
         return found
