@@ -66,7 +66,7 @@ def hosts_actors(device: Device) -> bool:
 
 
 def support_for_torch(device_type: str) -> TorchSupport | None:
-    """What a backend adds to torch on devices of this type (`torch.device.type`); None if none does."""
+    """Support that a backend adds to torch on devices of this type (`torch.device.type`); None if no backend does."""
     found = (backend.torch_support(device_type) for backend in backends())
     return next((support for support in found if support is not None), None)
 

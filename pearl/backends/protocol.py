@@ -188,7 +188,7 @@ class LearnerParameters:
 
 @dataclass(frozen=True)
 class NoProgram:
-    """Why no program can run on a device: it is `reason`; to be removed from the device CSV are `remedy`."""
+    """Why no program can run on a device: "it is `reason`"; `remedy` names the rows to remove from the device CSV."""
 
     reason: str
     remedy: str
@@ -336,7 +336,7 @@ class Backend:
         return self.torch_device(device)
 
     def torch_support(self, device_type: str) -> TorchSupport | None:
-        """What torch gets on its devices, if they are of this type of torch's (`torch.device.type`); else None."""
+        """Support for torch on its devices, if they are of this type (`torch.device.type`); else None."""
         return None
 
     def policy_device(self, device: Device) -> str | None:
@@ -366,7 +366,7 @@ class Backend:
         return with_learner and self.storage(device) is not None
 
     def replay_workers(self, device: Device, batch_size: int, most: int) -> Sequence[int]:
-        """The numbers of threads to try for a Replay Manager (the paper's W), at most `most`, the smallest first."""
+        """Thread counts to try for a Replay Manager (the paper's W), at most `most`, the smallest first."""
         return (1,)
 
     def advantages(self, device: Device) -> Factory | None:

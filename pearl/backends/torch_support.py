@@ -1,4 +1,4 @@
-"""What a backend adds to torch on its kind of device: steps that are recorded, and iterations that stay there."""
+"""Support that a backend adds to torch on its kind of device: recorded steps and whole iterations."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from pearl.learner.protocol import FusedIteration
 
 T = TypeVar("T")
-Launch: TypeAlias = "Callable[[DeviceQueue, Callable[[], None]], None]"  # calls what launches kernels of the queue
+Launch: TypeAlias = "Callable[[DeviceQueue, Callable[[], None]], None]"  # calls work that launches the queue's kernels
 
 
 @dataclass(frozen=True)
 class Around:
-    """What comes before and after each of a device's steps, and is recorded with them: the rest of an iteration.
+    """The rest of an iteration: work before and after each of a device's steps, which is recorded with them.
 
-    `before` leaves the batch where the step reads it. `after` gets the step's priorities. Both are called with what
+    `before` leaves the batch where the step reads it. `after` gets the step's priorities. Both get a function that
     launches the kernels of a queue in the order of torch's operations. `stream` is the queue's; None: torch's own.
-    Recordings are of one `owner`, which has the memory that both use, and keep it.
+    Recordings belong to one `owner`, which they keep alive: it has the memory that both use.
     """
 
     before: Callable[[Launch], None]
@@ -45,14 +45,14 @@ class Graph(Protocol):
 
 
 class Event(Protocol):
-    """A moment of a stream."""
+    """A point in the work of a stream."""
 
     def synchronize(self) -> None:
-        """Wait until the stream is there."""
+        """Wait until the stream has reached it."""
 
 
 class Graphs(Protocol):
-    """A stream of a device, and what is recorded on it."""
+    """A stream of a device, and recordings made on it."""
 
     device: torch.device
 
@@ -60,13 +60,13 @@ class Graphs(Protocol):
         """Memory of the host, `(size,)` bytes, from which copies to the device do not block."""
 
     def main(self) -> AbstractContextManager[None]:
-        """Run on the stream: after what the caller's stream has to do, before what follows there."""
+        """Run on the stream: after the work so far of the caller's stream, and before its later work."""
 
     def record(self) -> Event:
-        """The moment when the current stream has done what it has to do so far."""
+        """An event that completes when the current stream has done its work so far."""
 
     def capture(self, step: Callable[[], T]) -> tuple[Graph, T]:
-        """Record what `step` does on the stream, without running it; also returns what it returned."""
+        """Record the operations of `step` on the stream, without running them; also returns the result of `step`."""
 
 
 class DeviceSteps(Protocol):
@@ -86,13 +86,13 @@ class DeviceSteps(Protocol):
 
 
 class TorchSupport(Protocol):
-    """What the torch Learner and the policy server use on a type of torch's devices."""
+    """Functions that the torch Learner and the policy server use on a type of torch's devices."""
 
     def why_not(self, device: torch.device) -> str | None:
         """Why torch cannot use the device; None if it can."""
 
     def graphs(self, device: torch.device) -> Graphs:
-        """A new stream, for what is recorded there."""
+        """A new stream, for recordings."""
 
     def steps(
         self, trainer: TrainerLike, batch_type: type[Batch], device: torch.device, *, sub_batches: int, capture: bool

@@ -1,4 +1,4 @@
-"""Callbacks: what users do at points of a run. All are called in the host's main thread.
+"""Callbacks: user code that runs at certain points of a run. All are called in the host's main thread.
 
 A trainer class names its callbacks, `callbacks = (StopAtReturn(475.0),)`, or an edited program passes them to its
 session. The names are loaded when they are asked for.

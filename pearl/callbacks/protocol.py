@@ -1,4 +1,4 @@
-"""What a callback may define, and what a run shows it."""
+"""The methods that a callback may define, and the view of the run that it gets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class RunContext(Protocol):
-    """A run, as callbacks see it. Nothing of it may be changed but by its methods."""
+    """A run, as callbacks see it. Change it only through its methods."""
 
     @property
     def run_dir(self) -> Path:
@@ -55,7 +55,7 @@ class RunContext(Protocol):
         """The numbers of `progress.csv`, as they are now."""
 
     def log(self, name: str, value: float) -> None:
-        """Keep a number of the user's: a column of `progress.csv`, and in TensorBoard, with the newest value."""
+        """Log a number of the user's: it becomes a column of `progress.csv` and a curve in TensorBoard."""
 
     def policy(self) -> SavedPolicy:
         """A copy of the present policy. Not for `on_step` and `on_rollout`, during which the weights may change."""
@@ -92,7 +92,7 @@ class Callback(Protocol):
         """The run is over: last evaluations were made and files written, unless it failed. Called once."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of this callback: values that JSON has, by name."""
+        """The state of this callback for a checkpoint: JSON values by name."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -114,8 +114,8 @@ class KeepBest(Callback):
 class RecordVideo(Callback):
     """Records `episodes` greedy episodes about every `every_steps` environment steps (extra `video`).
 
-    It does so at the first evaluation or checkpoint after them, when nothing is under way: training waits meanwhile.
-    The files are in `folder`, relative to the run folder, in a folder named after the step.
+    It records at the next evaluation or checkpoint, when nothing is under way; training waits meanwhile. The files are
+    in `folder`, relative to the run folder, in a folder named after the step.
     """
 
     every_steps: int

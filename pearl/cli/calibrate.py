@@ -146,7 +146,7 @@ def _print_outcome(found: Calibrated, members: int, path: Path, seconds: float |
 
 @contextmanager
 def _bar() -> Iterator[Callable[[Progress], None]]:
-    """What shows the progress: a bar on a terminal, a line for each measurement elsewhere.
+    """The progress display: a bar on a terminal, a line for each measurement elsewhere.
 
     The bar is drawn only when a measurement begins: a thread that draws would show in what is measured.
     """

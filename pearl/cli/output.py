@@ -1,4 +1,4 @@
-"""What the commands print, write and read."""
+"""Output and files that the commands share."""
 
 from __future__ import annotations
 

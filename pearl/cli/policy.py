@@ -1,4 +1,4 @@
-"""`pearl evaluate`, `pearl enjoy` and `pearl export`: what to do with the policy of a run."""
+"""`pearl evaluate`, `pearl enjoy` and `pearl export`: use the policy of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ExportFormat(str, Enum):
-    """What a policy is exported as."""
+    """The format of an exported policy."""
 
     onnx = "onnx"
     torchscript = "torchscript"
@@ -246,7 +246,7 @@ def _trainer_class(text: str) -> type:
 
 
 def _environment(text: str | None) -> Any:
-    """A registered name as it is; what MODULE:NAME names."""
+    """A registered name as it is; for MODULE:NAME the class or function."""
     module, _, name = (text or "").partition(":")
     if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
         return text

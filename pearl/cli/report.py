@@ -73,7 +73,7 @@ def _report(
     damaged: list[ConfigurationError] = []
 
     def read(path: Path, reader: Callable[[Path], _T]) -> _T | None:
-        """What a file holds; None if it is damaged, which is said at the end: the other files are shown."""
+        """The content of a file; None if it is damaged, which is reported at the end, after the other files."""
         try:
             return reader(path)
         except ConfigurationError as error:

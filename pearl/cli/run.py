@@ -94,7 +94,7 @@ def _passed_on(options: Sequence[str] | None) -> Sequence[str]:
 
 
 def rates_table(rates: Mapping[str, Any]) -> Table:
-    """A benchmark's rates beside the prediction."""
+    """A benchmark's rates next to the prediction."""
     predicted, measured, overall = (number(rates, key) for key in ("predicted_eps", "measured_eps", "overall_eps"))
     pace = number(rates, "paced_at")
     how = f"at a replay ratio of {pace:g}" if math.isfinite(pace) else "with Actors that run free"

@@ -1,4 +1,4 @@
-"""Devices: what they are, which exist on this machine, and the CSV files that describe them.
+"""Devices: their descriptions, discovery on this machine, and the CSV files that describe them.
 
 This package has values only; code for each kind of device is in `pearl.backends`, whose names are loaded at first use.
 """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class StepResult(NamedTuple):
-    """What one training step returns: new priorities `(batch,)` float32, their mean absolute TD error, all metrics.
+    """The result of a training step: new priorities `(batch,)` float32, their mean absolute TD error, all metrics.
 
     `metrics` holds at least "td_error".
 
@@ -125,7 +125,7 @@ class Learner(Protocol):
 
 
 class RolloutLearner(Protocol):
-    """Trains on a rollout: several epochs of minibatches. Which thread may call what is as for `Learner`."""
+    """Trains on a rollout: several epochs of minibatches. The rules for threads are those of `Learner`."""
 
     backend: str
     device: str

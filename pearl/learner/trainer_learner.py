@@ -23,7 +23,7 @@ _COLUMNS = ("obs", "action", "log_prob", "advantage", "ret")
 
 
 class _OfTrainer(Generic[T]):
-    """Holds `trainer`; the policy's tensors must not be replaced meanwhile."""
+    """Holds `trainer`, whose policy tensors must not be replaced meanwhile."""
 
     def __init__(self, trainer: T) -> None:
         self.trainer = trainer
@@ -37,7 +37,7 @@ class _OfTrainer(Generic[T]):
         return sum(map(len, self._arrays)) if self._arrays is not None else sum(t.numel() for t in self._policy)
 
     def policy_memory(self) -> list[np.ndarray]:
-        """The arrays of the policy snapshot, flat, where they lie; only for weights on the CPU."""
+        """The arrays of the policy snapshot, flat and in place; only for weights on the CPU."""
         return [t.detach().numpy().reshape(-1) for t in self._policy] if self._arrays is None else self._arrays
 
     def prepare(self) -> None:

@@ -1,4 +1,4 @@
-"""What a policy needs besides its weights, in `policy.json` of the run folder: spaces, algorithm and settings.
+"""The file `policy.json` of a run folder: a policy without its weights, that is spaces, algorithm and settings.
 
 A trainer class that only changes settings of a built-in algorithm is described by the algorithm's name and those
 settings: loading its policy runs no code of the user. Of a class with code of its own the file says where it was

@@ -36,7 +36,7 @@ class WrapperSource:
 
 @dataclass(frozen=True)
 class EnvironmentSource:
-    """What made a run's environments, besides a registered name.
+    """The source of a run's environments, besides a registered name.
 
     `maker` is the class or function that made them; None for a registered name. `vectorization` is the Actors': some
     kinds prepare and stack frames.
@@ -48,7 +48,7 @@ class EnvironmentSource:
 
     @classmethod
     def of(cls, actors: ActorSpec) -> EnvironmentSource:
-        """What makes the environments of these Actors."""
+        """The source of these Actors' environments."""
         maker = None if isinstance(actors.env, str) else CodeSource.of(actors.env)
         wrappers = (WrapperSource(CodeSource.of(one), dict(options)) for one, options in actors.wrapped)
         return cls(maker, tuple(wrappers), actors.vectorization)

@@ -99,7 +99,7 @@ Arrays: TypeAlias = "Sequence[np.ndarray]"
 
 
 class _Graph(NamedTuple):
-    """What a graph takes and gives, in order, and the method of the trainer that it follows."""
+    """The inputs and outputs of a graph, in order, and the method of the trainer that it follows."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -127,7 +127,7 @@ class _Graph(NamedTuple):
         return found
 
     def expected(self, policy: SavedPolicy, inputs: Arrays) -> list[np.ndarray]:
-        """What the policy gives for them."""
+        """The policy's results for these inputs."""
         observation, *further = inputs
         if policy.is_recurrent:
             state, episode_start = further

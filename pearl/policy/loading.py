@@ -99,7 +99,7 @@ def read_weights(path: Path) -> tuple[Mapping[str, Stored], WeightsOrigin]:
 
 
 def acting_of(trainer: TrainerLike) -> Policy:
-    """What acts with the trainer's present weights: in C++ if the native engine knows its layers, else in torch."""
+    """A policy with the trainer's present weights: in C++ if the native engine knows its layers, else in torch."""
     try:
         return NativePolicy(read_policy(trainer))
     except UnsupportedError as error:

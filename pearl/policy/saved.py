@@ -325,7 +325,7 @@ class SavedPolicy:
         return actions
 
     def _noise(self, trainer: OnPolicyTrainer, count: int) -> np.ndarray:
-        """What the distribution draws `count` actions by."""
+        """The noise by which the distribution draws `count` actions."""
         size = (count, trainer.distribution.size)
         return (self._rng.random if trainer.distribution.sizes else self._rng.standard_normal)(size, np.float32)
 

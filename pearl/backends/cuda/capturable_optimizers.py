@@ -1,4 +1,4 @@
-"""Optimizers in the form in which their steps can be recorded in a CUDA graph."""
+"""Puts optimizers into a form whose steps can be recorded in a CUDA graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams, pinned memory and graphs of a GPU: all that the torch Learner's steps ask of `torch.cuda`."""
+"""Streams, pinned memory and graphs of a GPU: everything that the torch Learner's steps use of `torch.cuda`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def in_order_on(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Run on `stream`: after what the caller's stream has to do, before what follows there."""
+    """Run on `stream`: after the work so far of the caller's stream, and before its later work."""
     caller = torch.cuda.current_stream(stream.device)
     if caller == stream:
         yield
@@ -67,23 +67,23 @@ class CudaGraphs:
         return tensor.device.type == "cpu"
 
     def record(self) -> Event:
-        """The moment when the current stream has done what it has to do so far."""
+        """An event that completes when the current stream has done its work so far."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     @contextlib.contextmanager
     def main(self, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
-        """Run on the main stream: after what the caller's stream has to do, before what follows there.
+        """Run on the main stream: after the work so far of the caller's stream, and before its later work.
 
-        With `stream`, that is the main stream meanwhile.
+        Meanwhile, `stream` is the main stream, if given.
         """
         self._main = stream or self._own
         with in_order_on(self._main):
             yield
 
     def launch(self, queue: DeviceQueue, work: Callable[[], None]) -> None:
-        """Call `work`, which launches kernels of `queue`: on its stream, or, while `capture` records, where it does."""
+        """Call `work`, which launches kernels of `queue`: on its stream, or on that of `capture` while it records."""
         if self._capturing:
             cast("_cuda.Queue", queue).record_on(self._own.cuda_stream, work)
         else:
@@ -91,7 +91,7 @@ class CudaGraphs:
 
     @contextlib.contextmanager
     def part(self, number: int) -> Iterator[None]:
-        """Run on the stream of part `number`: after what the main stream has to do."""
+        """Run on the stream of part `number`, after the work so far of the main stream."""
         while len(self._parts) <= number:
             self._parts.append(self._stream())
         self._parts[number].wait_stream(self._main)
@@ -104,14 +104,14 @@ class CudaGraphs:
             self._main.wait_stream(stream)
 
     def forget(self) -> None:
-        """All graphs have been dropped: the next ones get other memory, as torch takes none that no graph uses."""
+        """Use new memory for the next graphs: all have been dropped, and torch refuses memory that no graph uses."""
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, step: Callable[[], T]) -> tuple[Graph, T]:
-        """Record what `step` does on a stream of its own, without running it; also returns what it returned.
+        """Record the operations of `step` on a separate stream, without running them; also returns its result.
 
-        Tensors that `step` makes are in memory that graphs share: they hold what was computed until the next replay of
-        any graph. Raises what `step` raises, also for operations that cannot be recorded.
+        Tensors that `step` makes are in memory that graphs share: their values last until the next replay of any graph.
+        Raises the errors of `step`, also for operations that cannot be recorded.
         """
         caller, main = torch.cuda.current_stream(self.device), self._main
         self._main, self._capturing = self._own, True
@@ -120,7 +120,7 @@ class CudaGraphs:
                 return self._recorded(step)
         finally:
             self._main, self._capturing = main, False
-            torch.cuda.set_stream(caller)  # a failed capture leaves its own
+            torch.cuda.set_stream(caller)  # a failed capture leaves its own stream current
 
     def _recorded(self, step: Callable[[], T]) -> tuple[Graph, T]:
         graph = torch.cuda.CUDAGraph()

@@ -19,7 +19,7 @@ from pearl.learner.torch_learner import mean_td_error
 if TYPE_CHECKING:
     from pearl import _device
 
-_UNREAD = 8  # iterations of which the host does not know the outcome yet, at most
+_UNREAD = 8  # the most iterations whose outcome the host has not read yet
 
 
 def iteration_on(
@@ -38,9 +38,9 @@ def iteration_on(
 class TorchIteration:
     """Iterations of setting 2 on one GPU: draw, gather, train and update, without a batch on the host.
 
-    `step` trains on the columns `fields` with weights and returns priorities `(batch,)`, all on the device. Where it is
-    recorded, all of an iteration is. The host reads the outcome of up to eight iterations at once. No other batches may
-    be drawn on the device meanwhile.
+    `step` trains on the columns `fields` with weights and returns priorities `(batch,)`, all on the device. If steps
+    are recorded, so is the whole iteration. The host reads the outcome of up to eight iterations at once. No other
+    batches may be drawn on the device meanwhile.
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class TorchIteration:
             if self._kept is None:
                 indices, weights = map(self._tensor, self._replay.draw_there())
                 self._kept = _Kept(indices, weights, self._priorities, (self._replay, self._storage, self._given))
-            # Made anew each time: an attribute would make a cycle, which keeps the device's memory for longer.
+            # Made again each time: an attribute would make a reference cycle, which keeps the device's memory for
+            # longer.
             around = Around(self._draw, self._update, self._stream, self._kept)
             try:
                 self._step(self._columns, self._kept.weights, around)
@@ -105,7 +106,7 @@ class TorchIteration:
         return self._kept.batch(self._last)
 
     def _read(self) -> None:
-        """Wait, and check the outcome of the iterations that the host does not know."""
+        """Wait, and check the outcomes that the host has not read yet."""
         count, self._unread = self._unread, 0
         if count == 0 or self._kept is None:
             return
@@ -137,7 +138,7 @@ class _Kept:
         self._place = indices.new_zeros(1)  # on the device, as recordings are the same for all places
 
     def keep(self) -> None:
-        """Copy what the iteration has now, on the device."""
+        """Copy the iteration's present batch and priorities, on the device."""
         for copies, source in zip(self._copies, self._sources, strict=True):
             copies.index_copy_(0, self._place, source[None])
         self._place.add_(1)

@@ -37,7 +37,7 @@ class _Recording:
     graph: Graph
     priorities: torch.Tensor
     steps: int  # that the trainer counts for it
-    left: dict[str, torch.Tensor]  # the trainer's attributes that a step replaces
+    left: dict[str, torch.Tensor]  # the trainer's attributes that a step replaces with other tensors
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class _Memory:
 class _Uploaded:
     """Batches with weights, one for each part, and the trainer's `host_inputs`, on the device.
 
-    With `around`, the batches will be there once that has run.
+    With `around`, the batches are there once `around.before` has run.
     """
 
     batches: list[tuple[Batch, torch.Tensor]]
@@ -65,7 +65,7 @@ class TorchSteps:
     """Trains `trainer` on `sub_batches` parts of a batch, on the streams of `graphs`.
 
     With `capture`, a step of each kind (`Trainer.step_kind`) and shape is recorded after a few that run as they are
-    written; later ones replay it. When a value changes that recordings have in them, they are dropped. A trainer whose
+    written; later ones replay it. Recordings are dropped when a value changes that is baked into them. A trainer whose
     steps cannot be recorded trains as it is written, which is logged once.
     """
 
@@ -148,7 +148,7 @@ class TorchSteps:
         *,
         recorded: bool,
     ) -> tuple[_Uploaded, object]:
-        """A batch on the device, and its form: of two batches of one form, the second is where the first was."""
+        """A batch on the device, and its form: batches of one form are in the same memory."""
         tensors, rows = (*columns, weights), len(weights)
         parts = [[t[a:b] for t in tensors] for a, b in parts_of(rows, self._sub_batches)]
         shapes = [(tuple(t.shape), t.dtype, t.device) for t in (*tensors, *inputs)]
@@ -216,7 +216,7 @@ class TorchSteps:
         return recording.priorities
 
     def _run_as_written(self, key: object, uploaded: _Uploaded) -> torch.Tensor:
-        """One of the steps before a recording; the last shows what steps change that replays would not."""
+        """Make one of the steps before a recording; the last one shows which changes replays would miss."""
         self._run_before[key] = self._run_before.get(key, 0) + 1
         tensors = self._parts.tensor_attributes()
         baked = BakedValues(self._parts, tensors) if self._run_before[key] == self._warm_up else None
@@ -234,7 +234,7 @@ class TorchSteps:
         return priorities
 
     def _record(self, uploaded: _Uploaded) -> _Recording | None:
-        """A recording of a step whose Python code has run, and which is yet to be replayed; None if that failed."""
+        """A recording of the step, of which the Python code has run but no operation; None if recording failed."""
         trainer = self._parts.trainer
         for name in self._left:  # what is left to differentiate would bring its stream into the recording
             if isinstance(value := getattr(trainer, name, None), torch.Tensor) and value.grad_fn is not None:

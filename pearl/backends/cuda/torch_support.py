@@ -1,4 +1,4 @@
-"""What torch gets on NVIDIA GPUs: steps and policies from CUDA graphs, and setting 2 with PEARL's kernels."""
+"""Support for torch on NVIDIA GPUs: steps and policies from CUDA graphs, and setting 2 with PEARL's kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trainer in torch consists of, and the Python values and memory that a recording of its steps has in it."""
+"""The parts of a trainer in torch, and the Python values and memory that are baked into a recording of its steps."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TrainerParts:
 
 
 class BakedValues:
-    """The Python values and the memory that a recorded step has in it, to see whether they have changed since.
+    """The Python values and the memory that are baked into a recorded step, to see whether they have changed since.
 
     These are the trainer's settings and attributes, but for `ignored`, as far as they are numbers, texts, tuples of
     these, tensors, modules or optimizers; the values of its modules; the settings of optimizers but for the learning
@@ -95,7 +95,7 @@ class BakedValues:
         return found
 
     def changed(self) -> list[str]:
-        """The names of what is no longer as it was recorded."""
+        """The names of the values that differ from the recorded ones."""
         try:
             found = self._read()
             if found == self._kept:
@@ -107,7 +107,7 @@ class BakedValues:
 
 
 class PythonState:
-    """What running a step's Python code may change without running its operations, to take it back."""
+    """Python state that a step's code changes even if its operations do not run, kept to be restored."""
 
     def __init__(self, parts: TrainerParts) -> None:
         self._parts = parts

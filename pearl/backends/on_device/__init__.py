@@ -1,6 +1,6 @@
-"""Primitives on the queue of a parallel device, in its memory: what SYCL and CUDA share.
+"""Primitives on the queue of a parallel device, in its memory; SYCL and CUDA share them.
 
-Their kernels stand in kernels/include/pearl/device/.
+Their kernels are in kernels/include/pearl/device/.
 """
 
 from __future__ import annotations

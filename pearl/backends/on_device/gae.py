@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class GaeOnDevice:
-    """AdvantageEstimator by a kernel on a device. Arrays are the host's; their copies there are kept for later calls.
+    """AdvantageEstimator by a kernel on a device. Takes the host's arrays; the memory of their copies is kept.
 
     Quantised rewards and values are copied as codes. Both methods raise DeviceError where the device fails or its
     memory does not suffice.
