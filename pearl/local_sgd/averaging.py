@@ -1,4 +1,4 @@
-"""The contract of averaging between Learners: what a Learner asks for, however the numbers travel."""
+"""The contract of averaging between Learners, whatever carries the numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pearl.spec import check_overlap
 
 
 def always() -> bool:
-    """True: whether the parameters of an average are whole that has memory of its own."""
+    """True: the parameters of an average with its own memory are always whole."""
     return True
 
 
@@ -49,7 +49,7 @@ class Averager(Protocol):
         """Give a sign of life; a Learner calls it at least once each gradient step, and while it waits for data."""
 
     def expect(self, seconds: float) -> None:
-        """Say how long the next steps may take without a sign of life: for so long the others wait for it at least."""
+        """Say how long the next steps may take without a sign of life; the others wait at least that long."""
 
     def average(self, parameters: np.ndarray, facts: np.ndarray) -> Average:
         """Hand in `(count,)` float32 and `(facts,)` float64, and wait for the next average.
@@ -59,14 +59,14 @@ class Averager(Protocol):
         """
 
     def leave(self) -> None:
-        """Take part no longer: the others do not wait for this Learner."""
+        """Stop taking part: the others no longer wait for this Learner."""
 
 
 @runtime_checkable
 class OverlappedAverager(Averager, Protocol):
     """An `Averager` whose Learner may train while an average is made: `AveragingSpec.overlap`.
 
-    `average` is `hand_in`, and `take` at once.
+    `average` is `hand_in` followed at once by `take`.
     """
 
     def hand_in(self, parameters: np.ndarray, facts: np.ndarray) -> None:
@@ -79,9 +79,9 @@ class OverlappedAverager(Averager, Protocol):
     def take(self) -> Average:
         """Wait for the average that follows the last `hand_in`.
 
-        What was handed in is part of it if its version is the next one, and this Learner one of its `members`. If the
-        others did not wait for this Learner, the newest average comes back. Raises QueueClosedError when averaging is
-        over.
+        It includes what this Learner handed in if its version is the next one and this Learner is one of its `members`.
+        If the others did not wait for this Learner, the newest average comes back. Raises QueueClosedError when
+        averaging is over.
         """
 
 

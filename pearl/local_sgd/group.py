@@ -268,7 +268,7 @@ class LearnerGroup:
             self._running[rank] = self._start(rank)
 
     def save(self) -> Path:
-        """Have every Learner write its state, with all transitions that it was sent; return the folder.
+        """Have every Learner write its state, including all transitions sent to it; return the folder.
 
         The folder of a Learner that died meanwhile is missing, and the Learner is replaced. Nobody averages until all
         have written. Raises CheckpointWriteError if one of them cannot write.
@@ -346,7 +346,7 @@ class LearnerGroup:
 
 
 def _added(before: LearnerProgress, found: LearnerProgress) -> LearnerProgress:
-    """The counts of a process and of those before it; what is no count is that of the present one."""
+    """The counts of a process and of those before it; other fields are those of the present process."""
     counts = {
         f.name: getattr(before, f.name) + getattr(found, f.name)
         for f in dataclasses.fields(LearnerProgress)

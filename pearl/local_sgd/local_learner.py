@@ -89,7 +89,7 @@ class LearnerSetup:
 
 
 def check_banks(replay: ReplaySpec, transition: TransitionSpec, batch_size: int, learners: int) -> None:
-    """Raise ConfigurationError or ReplayError, with what to do, for what Learners with a bank each do not have."""
+    """Raise ConfigurationError or ReplayError, with a remedy, for options that Learners with banks do not have."""
     share_of_batch(batch_size, learners)
     bank_spec(replay, learners)
     if callable(replay.alpha):
@@ -111,7 +111,7 @@ def check_banks(replay: ReplaySpec, transition: TransitionSpec, batch_size: int,
 
 @dataclass(frozen=True)
 class LearnerProgress:
-    """What one Learner's process has done since it began: its counts at its last average.
+    """The counts of one Learner's process since it began, at its last average.
 
     The last five are seconds spent on the parts of gradient steps; `average_s` includes the wait for others. `saved` is
     the number of the state that was written last, negative if that failed.
@@ -130,7 +130,7 @@ class LearnerProgress:
 
     @classmethod
     def of(cls, report: Report) -> LearnerProgress:
-        """What the process wrote into its report last."""
+        """The last counts that the process wrote into its report."""
         if (found := report.result) is None:
             return cls()
         steps, inserted, version, td_error, saved, *seconds = found
@@ -218,12 +218,12 @@ class LocalLearner:
 
     @property
     def has_rest(self) -> bool:
-        """Whether batches of the transitions that are here are due still; never without a replay ratio."""
+        """Whether the replay ratio still asks for batches of the stored transitions; False without a replay ratio."""
         return 1 <= self._batches_due < math.inf
 
     @property
     def wants_data(self) -> bool:
-        """Whether to take transitions: not while those that are here allow more than H steps."""
+        """Whether to take transitions: not while the stored ones allow more than H steps."""
         return math.isinf(self._setup.replay_ratio) or self._batches_due <= self._setup.spec.average_every
 
     @property
@@ -339,7 +339,7 @@ class LocalLearner:
         self._follow(average)
 
     def _follow(self, average: Average) -> None:
-        """Train at the weights that the banks said of themselves with an average, which was loaded."""
+        """Set the importance weights by the facts of all banks that came with the average just loaded."""
         self._version = average.version
         others = [
             BankBatch(float(facts[_MASS]) if facts[_LEAST] > 0 else 0.0, float(facts[_LEAST]))
@@ -372,9 +372,9 @@ def transition_queue(transition: TransitionSpec, rows: int, slots: int) -> Trans
 
 
 class Commands:
-    """What the host asks of a Learner's process besides transitions: words in shared memory, which the host writes.
+    """Commands from the host to a Learner's process: words in shared memory, which the host writes.
 
-    `save` is the number of the state to write; `stops` says that what is due need not be trained on any more.
+    `save` is the number of the state to write; `stops` ends the Learner without training on transitions that are due.
     """
 
     def __init__(self) -> None:
@@ -401,7 +401,7 @@ class Commands:
 
     @property
     def stops(self) -> bool:
-        """Whether to end without training on what is due."""
+        """Whether to end without training on transitions that are due."""
         return bool(self._words[1])
 
     @stops.setter
@@ -505,7 +505,7 @@ class _LearnerProcess:
         self._answer()
 
     def _answer(self) -> None:
-        """Write the state that the host asks for, with all transitions that it has sent."""
+        """Write the state that the host asked for, including all transitions that it has sent."""
         number, states = self._shared.commands.save, self._shared.states
         if number == abs(self._saved) or states is None:
             return

@@ -1,4 +1,4 @@
-"""What Learners average: the parameters of a trainer as one vector, in a fixed order."""
+"""The parameters of a trainer as one vector in a fixed order, for averaging between Learners."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WIDEST = 4  # bytes of a float32
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """Names and shapes of what is averaged, in the order of the vector."""
+    """Names and shapes of the averaged parameters, in the order of the vector."""
 
     entries: tuple[tuple[str, tuple[int, ...]], ...]
 

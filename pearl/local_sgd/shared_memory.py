@@ -100,7 +100,7 @@ class _Averages:
         self._publish(self._snapshot.version, vectors)
 
     def write_copy(self, average: Average) -> None:
-        """Writer: publish what was `copied` elsewhere, as the version that it is."""
+        """Writer: publish an average that was `copied` from another process, under its own version."""
         self.facts[...] = average.facts
         self._publish(average.version, [average.parameters])
 
@@ -110,7 +110,7 @@ class _Averages:
         self.bell.ring()
 
     def read(self) -> Average:
-        """Reader: the newest average, where it lies."""
+        """Reader: the newest average, in place."""
         while True:
             number = self._snapshot.version
             head = self._heads[number % 2].copy()
@@ -128,7 +128,7 @@ class _Averages:
 
 
 class Link:
-    """What a Learner's process needs to take part; pass it to the process as it is spawned."""
+    """A Learner's connection with the averaging; pass it to the Learner's process as it is spawned."""
 
     def __init__(self, rank: int, layout: ParameterLayout, messages: ColumnQueue, averages: _Averages) -> None:
         self._attach(rank, layout, messages, averages, SharedBuffer(24))
@@ -322,7 +322,7 @@ class AveragingServer:
         self._arrivals.ring()
 
     def hold(self) -> None:
-        """Average nothing until `go_on`. What came too late is dropped all the same."""
+        """Average nothing until `go_on`. Late parameters are still dropped."""
         with self._lock:
             self._held = True
 

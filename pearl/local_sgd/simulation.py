@@ -21,7 +21,7 @@ _BITS = 32  # of a parameter
 
 @dataclass(frozen=True)
 class Phases:
-    """What was measured of one Learner and of averages, in microseconds.
+    """Measured times of one Learner and of averages, in microseconds.
 
     `step_us` are single gradient steps in the order in which they were made: neighbours are drawn together, since a
     slow time lasts for several steps. An average of L Learners takes `average_us + average_us_each * L`, in shared
@@ -80,7 +80,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Scaling:
-    """What a simulation found: gradient steps of all Learners a second, and where a Learner's time goes (shares of 1).
+    """Result of a simulation: gradient steps of all Learners a second, and the shares (of 1) of a Learner's time.
 
     `efficiency` is the rate over L times that of one Learner that never averages.
     """
@@ -95,7 +95,7 @@ class Scaling:
 
     @property
     def limit(self) -> str:
-        """What costs most of what is lost."""
+        """The largest cause of lost time."""
         if self.efficiency > 0.98:
             return "nothing yet"
         return "stragglers" if self.waiting > self.averaging else "averaging"

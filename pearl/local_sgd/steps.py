@@ -29,7 +29,7 @@ class Steps(Protocol):
         """Make `count` steps; the mean absolute TD error of their batches."""
 
     def set_banks(self, others: Sequence[BankBatch]) -> None:
-        """What the other Learners said of their banks last, with an average that was loaded."""
+        """Take the facts about the other Learners' banks that came with the average just loaded."""
 
     def refresh(self) -> None:
         """Read settings and optimizers again, which were changed."""

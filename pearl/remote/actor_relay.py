@@ -20,12 +20,12 @@ from pearl.remote.placing import on_node
 from pearl.runtime.queues import DataCollectionQueue
 
 _AHEAD = 2  # calls of one actor under way: one works while the answer of the other travels
-_FRESH_S = 0.01  # weights are put into Ray at most so often
+_FRESH_S = 0.01  # the shortest time between two transfers of weights into Ray
 
 
 @dataclass(frozen=True)
 class ActorLine:
-    """What connects one Actor with the host. `node` is where it is to run: "" is this machine, None is any node."""
+    """The connection of one Actor with the host. `node` is where it is to run: "" is this machine, None is any node."""
 
     name: str
     work: ActorWork
@@ -37,7 +37,7 @@ class ActorLine:
 
 @dataclass(frozen=True)
 class ActorLines:
-    """Some Actors, with what all of them are sent."""
+    """Some Actors, and the queues whose content all of them are sent."""
 
     lines: Sequence[ActorLine]
     wsq: WeightSyncQueue
@@ -64,9 +64,9 @@ class _Source:
         self._polled_at = 0.0
 
     def since(self, number: int, fresh_s: float = _FRESH_S) -> tuple[int, int, Any]:
-        """Number, version of the weights, and what to send to an actor that was sent `number` before.
+        """A number, the version of the weights, and the message for an actor that was sent `number` before.
 
-        They were the newest ones at most `fresh_s` seconds ago.
+        The weights were the newest ones at most `fresh_s` seconds ago.
         """
         with self._lock:
             self._poll(fresh_s)

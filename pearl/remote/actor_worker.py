@@ -28,7 +28,7 @@ class ActorWork:
 
     `setup` has its `ActorSetup` and, if it starts without the program, the environment to register. `fields` are the
     arrays of its messages, of which those in `by_row` hold a row after the other. With `newest_only` it begins each
-    message when the one before is used, with the weights of then.
+    message when the one before is used, with the newest weights of that moment.
     """
 
     setup: Package
@@ -68,13 +68,13 @@ class Reply:
 class RemoteActor:
     """One actor in a Ray worker: Ray calls the methods, one after the other.
 
-    Its loop has a process of its own, as on one machine: beside Ray's threads it would wait for the interpreter's lock.
+    Its loop has a process of its own, as on one machine: in Ray's process it would wait for the interpreter's lock.
     """
 
     def __init__(self) -> None:
         self._policy = 0
         self._hosts_version = {0: 0}  # of each version of the WSQ here
-        self._held = False  # a message was sent whose place the host has not freed
+        self._held = False  # whether a message was sent whose slot the host has not freed
         self._report = Report()
 
     def about(self) -> dict[str, str]:

@@ -41,7 +41,7 @@ LOCAL = "local"
 
 
 class RemoteWords:
-    """Numbers of one remote process in shared memory: the host writes what it wants, the bridge how it stands."""
+    """Words of one remote process in shared memory: the host writes commands, the bridge writes the state."""
 
     WANTED, ENV_STEPS, RESTARTS, KILLED, ENDED, PID = range(6)
 
@@ -67,7 +67,7 @@ class RemoteWords:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run wants to place: each Actor takes one CPU of the cluster, each Learner one for each of its threads.
+    """The parts of a run to place on nodes: an Actor takes one CPU, a Learner one for each of its threads.
 
     `actor_nodes` and `learner_nodes` say where, as in `ActorSpec` and `LearnersSpec`; empty: anywhere.
     """
@@ -85,7 +85,7 @@ class Needs:
 
     @property
     def by_node(self) -> Mapping[str, Needs]:
-        """What each node is wanted for."""
+        """The parts of the run that each node is to take."""
         actors, learners = dict(self.actor_nodes), dict(self.learner_nodes)
         return {
             node: Needs(actors.get(node, 0), learners.get(node, 0), self.threads)
@@ -98,10 +98,10 @@ class Needs:
 
 
 class Work(Protocol):
-    """What the host sends: something that runs elsewhere."""
+    """A message from the host: something to run elsewhere."""
 
     def relays(self, bridge: Bridge) -> Sequence[Relay]:
-        """What serves it here, each in a thread of its own."""
+        """The relays that serve it here, each in a thread of its own."""
 
 
 def run_bridge(address: str, needs: Needs, receiver: ObjectReceiver, report: Report) -> None:
@@ -116,14 +116,14 @@ def run_bridge(address: str, needs: Needs, receiver: ObjectReceiver, report: Rep
         Bridge(ray, report).run(receiver)
     except BaseException as error:
         report.fail(_explained(error))
-        end = threading.Timer(_PARTING_S, os._exit, (1,))  # should Ray not let go
+        end = threading.Timer(_PARTING_S, os._exit, (1,))  # in case Ray does not let the process end
         end.daemon = True
         end.start()
         raise SystemExit(1) from None
 
 
 def _explained(error: BaseException) -> str:
-    """What the host says of an error that ends the bridge."""
+    """The host's message for an error that ends the bridge."""
     if isinstance(error, ConfigurationError):
         return str(error)
     if type(error).__name__ in _FULL:
@@ -176,7 +176,7 @@ def connected(address: str, needs: Needs) -> Any:
 
 
 def _found_address() -> str:
-    """The address that "auto" stands for; of a cluster that was killed, Ray's note of it may be left."""
+    """The address that "auto" stands for; Ray's note of a killed cluster may be left."""
     from ray._private.services import get_ray_address_from_environment
 
     return str(get_ray_address_from_environment("auto", None))
@@ -211,7 +211,7 @@ class Bridge:
 
     @property
     def is_over(self) -> bool:
-        """Whether all is to end."""
+        """Whether the bridge is to end."""
         return self.is_closed or self.failure is not None
 
     def run(self, receiver: ObjectReceiver) -> None:
@@ -242,7 +242,7 @@ class EndedError(Exception):
 
 
 class Relay(abc.ABC):
-    """Between Ray actors and what the host has of them; `run` is the main function of its thread."""
+    """Connects Ray actors with their queues in the host; `run` is the main function of its thread."""
 
     def __init__(self, bridge: Bridge, name: str, words: RemoteWords) -> None:
         self.bridge, self.ray, self.name, self.words = bridge, bridge.ray, name, words

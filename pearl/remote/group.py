@@ -1,4 +1,4 @@
-"""The host's side of what runs elsewhere: it is watched, named and replaced as what runs on this machine."""
+"""The host's side of remote processes: they are watched, named and replaced like processes of this machine."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class RayBridge:
 
 
 class RemoteProcess:
-    """What runs elsewhere as a process: what the bridge's thread for it says."""
+    """A process elsewhere, as the bridge's thread for it reports it."""
 
     def __init__(self, bridge: RayBridge, name: str, words: RemoteWords, number: int) -> None:
         self._bridge, self._words, self._number = bridge, words, number

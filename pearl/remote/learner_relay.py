@@ -1,6 +1,6 @@
-"""Between the Ray actor that runs a Learner and what a Learner's process shares with the host (`ProcessSetup`).
+"""Connects the Ray actor that runs a Learner with the run's queues, its link and its report (`ProcessSetup`).
 
-Three threads for each: news come in, averages and transitions go out.
+Three threads for each Learner: news come in, averages and transitions go out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NUMBER = 1  # a line has one process: its replacement gets a line of its own
 
 @dataclass(frozen=True)
 class LearnerLine:
-    """What connects one Learner's process with the host.
+    """The connection of one Learner's process with the host.
 
     `cpus` are those of its node that it takes. `node` is where it is to run; None is any node.
     """
@@ -63,9 +63,9 @@ class LearnerLine:
 
 
 def messages_ahead(setup: LearnerSetup, queue: TransitionQueue) -> int:
-    """Messages of transitions that may be on the way to a Learner or wait there: what it takes between two averages.
+    """Most messages of transitions on the way to a Learner or waiting there: as many as it takes between two averages.
 
-    More would only be trained on later. Those of few Actors have a part of the rows that there is room for.
+    More would only be trained on later. With few Actors, messages are not full.
     """
     rows = setup.spec.average_every * setup.share / setup.replay_ratio
     wanted = math.ceil(setup.spec.learners * rows / queue.rows) + 2
@@ -83,7 +83,7 @@ class _LearnerRelay(Relay):
         self._is_served = True
         self._is_open = True
         self._end: EndedError | None = None  # as a thread that sends found it
-        # Beyond these, the node has room for what waits here when the run ends.
+        # The node has further room, for the transitions that wait here when the run ends.
         self._ahead = line.work.slots - line.shared.transitions.slots
 
     def run(self) -> None:
@@ -152,7 +152,7 @@ class _LearnerRelay(Relay):
     # --- news -------------------------------------------------------------------------------------------------------
 
     def _hear(self) -> None:
-        """Pass on what the Learner does until it ends; EndedError with what it failed of."""
+        """Pass on the Learner's news until it ends; EndedError with its error if it fails."""
         take = self._actor.take.options(concurrency_group="news")
         under_way: deque[Any] = deque()
         while True:
@@ -248,7 +248,7 @@ class _LearnerRelay(Relay):
         return Orders(commands.save, stops)
 
     def _collected(self, *, all_of_it: bool) -> Transitions | None:
-        """What waits here, up to a megabyte or for 50 ms; without a limit if `all_of_it`."""
+        """The transitions that wait here, up to a megabyte or for 50 ms; without a limit if `all_of_it`."""
         queue, names = self._shared.transitions, None
         limit = time.monotonic() + _LONGEST_S
         found: list[tuple[dict[str, np.ndarray], int]] = []

@@ -1,4 +1,4 @@
-"""A Learner in a Ray worker, with its bank of the replay: what runs on one machine in a process of its own.
+"""A Learner in a Ray worker, with its bank of the replay; without Ray it would be a process of the host's machine.
 
 The queue of transitions, the link to the averaging and the report are those of one machine, in the worker's memory. The
 bridge carries what they hold; no message is sent for a gradient step.
@@ -59,7 +59,7 @@ class LearnerWork:
 
 @dataclass(frozen=True)
 class Orders:
-    """What the host asks of a Learner; see `Commands`. `is_last`: no transitions come after those that come along."""
+    """The host's commands to a Learner; see `Commands`. `is_last`: no further transitions will come."""
 
     save: int = 0
     stops: bool = False
@@ -195,9 +195,9 @@ class RemoteLearner:
             first += rows
 
     def take(self) -> LearnerReply:
-        """What the Learner did. Returns when it hands in parameters, or something else is urgent, or after 50 ms."""
+        """The Learner's news. Returns when it hands in parameters, or something else is urgent, or after 50 ms."""
         if hasattr(self, "_averages"):
-            self._averages.beat()  # whoever asks brings averages from the server
+            self._averages.beat()  # a caller brings averages from the server, so the server is alive
         deadline = time.monotonic() + _LONGEST_S
         while not self._has_ended:
             seen = self._bell.value()
@@ -242,7 +242,7 @@ class RemoteLearner:
     # --- states for checkpoints -------------------------------------------------------------------------------------
 
     def state_files(self) -> list[tuple[str, int]]:
-        """Names and sizes in bytes of the files of the state that was written last."""
+        """Names and sizes in bytes of the files of the newest state."""
         folder = self._states / str(self._link.rank)
         return [
             (file.relative_to(folder).as_posix(), file.stat().st_size)
@@ -257,7 +257,7 @@ class RemoteLearner:
             return stream.read(PIECE_BYTES)
 
     def drop_state(self) -> None:
-        """Remove what was written."""
+        """Remove the state that was written."""
         shutil.rmtree(self._states, ignore_errors=True)
 
     def clean_up(self) -> None:

@@ -1,4 +1,4 @@
-"""What all Ray workers of a run need: the versions that must agree, and the user's code."""
+"""Shared by all Ray workers of a run: the versions that must agree, and the user's code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROGRAM = ("init_main_from_name", "init_main_from_path")
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on all nodes; Ray, where it is imported, as in its driver and its workers."""
+    """The versions that must agree on all nodes; Ray's only where it is imported, as in its driver and its workers."""
     found = {"Python": platform.python_version(), "pearl-toolkit": pearl.__version__, "NumPy": np.__version__}
     ray = sys.modules.get("ray")
     return found if ray is None else {**found, "Ray": ray.__version__}

@@ -44,7 +44,7 @@ MODES = ("prioritized", "uniform")
 
 @dataclass(frozen=True)
 class BankBatch:
-    """What the weights of one bank's batch depend on besides the batch.
+    """The quantities outside of one bank's batch on which its weights depend.
 
     `mass` is the sum of the bank's priorities to the power of alpha (mode "uniform": its filled slots). `least` is the
     smallest such priority in the batch, whose weight is 1 (mode "uniform": 1).
@@ -55,7 +55,7 @@ class BankBatch:
 
 
 def sample_bank(bank: ReplayManager, batch_size: int, beta: float) -> tuple[Sample, BankBatch]:
-    """Sample one bank: the batch, with the bank's own weights, and what `weight_factors` needs of it.
+    """Sample one bank: the batch with the bank's own weights, and the `BankBatch` for `weight_factors`.
 
     Nobody else may change the bank meanwhile. Raises as `ReplayManager.sample`.
     """
@@ -71,7 +71,7 @@ def sample_bank(bank: ReplayManager, batch_size: int, beta: float) -> tuple[Samp
 
 
 def weight_factors(banks: Sequence[BankBatch], beta: float) -> np.ndarray:
-    """Return `(L,)` float64: what each bank's weights are multiplied by, so that they are those of all banks together.
+    """Return the factors `(L,)` float64 that turn each bank's weights into the weights of all banks together.
 
     Weights of a bank, as it returns them, are divided by the largest of its batch. The factors undo that, apply
     `L S_j / S`, and leave one constant for all banks, by which the largest weight of bank j is at most `L S_j / S`. A
@@ -289,7 +289,7 @@ class BankedReplayManager:
         )
 
     def state_dict(self) -> ReplayStateDict:
-        """What the banks need, as `bank.0.leaves`, with their count and the spread."""
+        """The state of all banks, with names such as `bank.0.leaves`, their count and the spread."""
         with self._lock:
             state: ReplayStateDict = {"banks": self.banks, "spread": self._spread}
             for number, bank in enumerate(self._banks):

@@ -19,8 +19,8 @@ FRAMES = "frames"  # the name under which the frames are saved; `obs` and `next_
 _PLACE = "int32"
 _NOWHERE = np.empty(0, _PLACE)
 _WORD_SIZES = (8, 4, 2, 1)
-# Frames that an episode has in addition to one for each of its steps (its first one) are few: room for episodes of two
-# steps. Memory is committed where frames are written, so that room that is not needed costs none.
+# An episode has one frame more than steps. This is room for episodes of two steps; unused room costs no memory, since
+# the system commits it at the first write.
 _ROOM = 1.5
 
 
@@ -36,9 +36,9 @@ def stack_of(spec: TransitionSpec) -> FieldSpec:
 
 
 def check_shared(transition: TransitionSpec, replay: ReplaySpec) -> None:
-    """Raise ConfigurationError for a storage that shares what `transition` changes or does not have.
+    """Raise ConfigurationError for a storage that shares observations which `transition` changes or does not have.
 
-    These are frames stored once, of observations that are normalised as they come, and anything shared by sequences.
+    These are frames stored once while observations are normalised as they arrive, and anything shared with sequences.
     """
     if replay.shares and transition.sequence is not None:
         raise ConfigurationError(
@@ -95,7 +95,7 @@ class FrameStorage:
 
     def _clear(self) -> None:
         room = len(self._frames)
-        self._shown = np.zeros(room, np.int32)  # by how many of the stacks
+        self._shown = np.zeros(room, np.int32)  # how many stacks show each frame
         self._hashes = np.zeros(room, np.uint64)
         self._found: dict[int, int] = {}  # hash -> place
         self._free: list[int] = []  # places that were in use, before those that never were
@@ -171,9 +171,9 @@ class FrameStorage:
         return slots
 
     def _places(self, frames: np.ndarray, left: np.ndarray = _NOWHERE) -> np.ndarray:
-        """Where the frames `(n, *frame)` are, of which the new ones are stored.
+        """The places of the frames `(n, *frame)`; new frames are stored first.
 
-        Of the places `left`, from which rows go away, those that nothing shows any more are free for them.
+        Places in `left`, whose rows are being overwritten, are free for new frames if no other row shows them.
         """
         numbers = np.ascontiguousarray(frames).reshape(len(frames), math.prod(frames.shape[1:]))
         words = numbers.view(self._words.dtype)

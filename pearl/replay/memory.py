@@ -11,7 +11,7 @@ from pearl.control_groups import group_memory
 from pearl.errors import CapacityError
 
 _CAPACITY_MAX = 2**36
-_SMALL = 2**20  # bytes that are always free; finding out takes longer than making so small a replay
+_SMALL = 2**20  # bytes that are assumed to be free: reading the free memory takes longer than making so small a replay
 _MEMINFO = Path("/proc/meminfo")
 
 

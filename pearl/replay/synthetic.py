@@ -29,7 +29,7 @@ _MOST_BYTES = 2**30  # far more than any cache holds, and written in about a sec
 
 
 class FillableStorage(Protocol):
-    """What filling needs of a Data Storage, in any memory."""
+    """The part of a Data Storage, in any memory, that filling needs."""
 
     @property
     def capacity(self) -> int:
@@ -66,7 +66,7 @@ def random_transitions(
 
 
 def _random_actions(space: gym.Space[Any], count: int, seed: int) -> np.ndarray:
-    """All at once, which is up to 300 times faster, where the space has no way of its own to sample."""
+    """All at once, which is up to 300 times faster, unless the space is not one of Gymnasium's."""
     if type(space).__module__.partition(".")[0] == "gymnasium":
         actions = batch_space(space, count)
         actions.seed(seed)
@@ -98,7 +98,7 @@ def stacked(columns: dict[str, np.ndarray], streams: int) -> dict[str, np.ndarra
 
 
 def as_steps(columns: dict[str, np.ndarray], replay: ReplaySpec, streams: int) -> dict[str, np.ndarray]:
-    """`columns` as consecutive steps of `streams` environments where the storage of `replay` profits from that."""
+    """`columns` as consecutive steps of `streams` environments if the replay's storage needs that, else unchanged."""
     if replay.share_frames:
         return stacked(columns, streams)
     return chained(columns, streams) if replay.share_next_obs else columns

@@ -1,4 +1,4 @@
-"""One rollout on the host: what the actors collected, then what the Learner trains on."""
+"""One rollout on the host: first as the actors collected it, then as the Learner trains on it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RolloutBuffer:
         shape = (self.horizon, self.envs)
         self.columns = {f.name: np.empty((*shape, *f.shape), f.dtype) for f in transition.fields}
         self.last_values = np.empty(self.envs, np.float32)
-        # V-trace: the present policy's values, which its returns less its advantages do not give.
+        # V-trace: the present policy's values, since returns minus advantages do not give them.
         self.old_values = np.empty(shape, np.float32) if rollout.correction == "vtrace" else None
         self.states: np.ndarray | None = None
         for field in message_fields(transition, self.horizon, self.envs):
@@ -60,8 +60,8 @@ class RolloutBuffer:
         """The Learner's columns, `(horizon * envs, *shape)` views; advantages must have been estimated.
 
         With V-trace also `value`. Of a recurrent policy also `begins` `(horizon * envs,)` bool, whether an episode
-        begins with the step, and `state`, which is `states`. A rollout's first steps count as going on: their states
-        say what was before.
+        begins with the step, and `state`, which is `states`. A rollout's first steps never begin an episode here: their
+        states hold the past.
         """
         named = {OBS: OBS, ACTION: ACTION, LOG_PROB: LOG_PROB, ADVANTAGE: REWARD, RETURN: VALUE}
         named |= {name: name for name in (ACTION_MASK,) if name in self.columns}

@@ -1,4 +1,4 @@
-"""What an actor records of each step of a rollout."""
+"""The columns that an actor records for each step of a rollout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to a rollout's rewards and values before their advantages are estimated (HEPPO-GAE, Sec. II)."""
+"""Prepares a rollout's rewards and values for the estimate of advantages (HEPPO-GAE, Sec. II)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RolloutPreparation:
     def __init__(self, spec: RolloutSpec, envs: int, gamma: float) -> None:
         self.spec, self._envs, self._gamma = spec, envs, gamma
         self._rewards = RunningStatistics()  # of rewards, or of discounted returns
-        self._returns = np.zeros(envs)  # discounted, of the episodes that go on
+        self._returns = np.zeros(envs)  # discounted, of the unfinished episodes
         self._saturated = {"rewards": 0, "values": 0}
         self._bytes = {"rewards": 0, "values": 0}
 
@@ -119,7 +119,7 @@ class RolloutPreparation:
             self._bytes[name] = codes.nbytes
 
     def begin_episodes(self) -> None:
-        """Episodes begin anew in all environments: the rewards that come are no part of those before."""
+        """Start new episodes in all environments: later rewards do not belong to earlier episodes."""
         self._returns = np.zeros(self._envs)
 
     # --- reports and state ------------------------------------------------------------------------------------------
@@ -141,13 +141,13 @@ class RolloutPreparation:
         return {**size, "bytes": sum(self._bytes.values()), "bits": bits or 32, "range_in_deviations": RANGE}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs."""
+        """The state that a resumed run needs."""
         found: dict[str, Any] = {f"reward_{name}": getattr(self._rewards, name) for name in _STATISTICS}
         found |= {f"saturated_{name}": count for name, count in self._saturated.items()}
         return {**found, "returns": self._returns.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave. Episodes do not outlive a run: their discounted returns restart at 0."""
+        """Restore the result of `state_dict`. Episodes do not outlive a run: their discounted returns restart at 0."""
         count, mean, squares = (state[f"reward_{name}"] for name in _STATISTICS)
         self._rewards = RunningStatistics(int(count), float(mean), float(squares))
         self._saturated = {name: int(state[f"saturated_{name}"]) for name in self._saturated}

@@ -1,4 +1,4 @@
-"""V-trace (Espeholt et al. 2018): advantages of what an older policy collected, for the present one.
+"""V-trace (Espeholt et al. 2018): advantages for the present policy, from data of an older one.
 
     rho_t = min(1, pi(a_t | s_t) / mu(a_t | s_t))          c_t = lambda rho_t
     delta_t = rho_t (r_t + gamma V(s_{t+1}) - V(s_t))
