@@ -95,7 +95,9 @@ def test_weights_that_reach_the_goal_twice_are_kept_although_training_went_on() 
         None, timesteps=1000, run_dir=Path("unused"), arguments=["--eval-episodes", "3", "--until-return", "8"]
     )
     with beside(trainer, spec) as process:
-        evaluator = Evaluator(trainer, spec, options, counters, lambda *what: recorded.append(what[:2]), beside=process)
+        evaluator = Evaluator(
+            trainer, spec, options, counters, lambda *found: recorded.append(found[:2]), process=process
+        )
         evaluator.begin_progress()
         kept = {name: value.clone() for name, value in trainer.q.state_dict().items()}
         counters.env_steps, counters.gradient_steps = 900, 90

@@ -1,4 +1,4 @@
-"""What a generated program is made of: queues, workers, session.
+"""The parts of a generated program: queues, workers, session.
 
 The names are loaded when they are asked for: a process that needs only the queues, such as an Actor whose policy runs
 natively, does not load torch.

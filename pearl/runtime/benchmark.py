@@ -1,4 +1,4 @@
-"""The measurements of a benchmark (--bench): which replay ratios, when each is over, and what was found."""
+"""The measurements of a benchmark (--bench): their replay ratios, when each is over, and their results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Benchmark:
     def with_replay(cls, options: Options, replay: ReplaySpec, train: TrainSpec) -> Benchmark:
         """One of training by samples of a replay: free, its replay ratio is infinity."""
         own = train.replay_ratio
-        # Items that may be sampled so many times only would not last for training without data.
+        # Without new data, items with a limit on samples would soon be used up.
         return cls(options, own, own if replay.max_times_sampled else math.inf)
 
     @property
@@ -71,7 +71,7 @@ class Benchmark:
         return not flow.warming_up and rate.total_s >= self._seconds
 
     def keep(self, results: Mapping[str, object]) -> None:
-        """Keep what the present measurement found, and turn to the next one."""
+        """Keep the result of the present measurement, and turn to the next one."""
         self._found.append(results)
         del self._ratios[0]
 

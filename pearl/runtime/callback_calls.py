@@ -61,7 +61,7 @@ class CallbackCalls:
         self._failed.add(id(callback))
         failure = _failure(callback, hook, error)
         logger.debug("%s", failure, exc_info=error)
-        if self._ended:  # the run's end reports no more
+        if self._ended:  # callback errors are no longer raised at the end of a run
             logger.warning("%s", failure)
         self._fail(failure, f"the callback {type(callback).__name__} failed")
 
@@ -81,7 +81,7 @@ class CallbackCalls:
             self.call("on_end")
 
     def states(self) -> str:
-        """What `state_dict` of each returns, as JSON, by the name of its class, from the second on with a number."""
+        """The result of each `state_dict`, as JSON by class name; further callbacks of a class get a number."""
         found = {}
         for name, callback in self._kept.items():
             if id(callback) in self._failed:
@@ -93,7 +93,7 @@ class CallbackCalls:
         return json.dumps(found)
 
     def load_states(self, states: Mapping[str, Any]) -> None:
-        """Pass each callback its state; CallbackError for one that cannot take it. The others begin anew."""
+        """Pass each callback its state; CallbackError for one that cannot take it. The others start fresh."""
         for name, state in states.items():
             if name not in self._kept:
                 logger.info("The checkpoint has a state of the callback %s, which this run does not have.", name)
@@ -105,7 +105,7 @@ class CallbackCalls:
 
 
 def checked_callbacks(callbacks: object) -> Sequence[Any]:
-    """The callbacks; ConfigurationError says which is none, and what is expected."""
+    """The callbacks; ConfigurationError names an object that is no callback, and what is expected."""
     if not isinstance(callbacks, list | tuple):
         raise ConfigurationError(
             f"callbacks must be a list or tuple, such as (StopAtReturn(475.0),); found {callbacks!r:.100}."

@@ -47,7 +47,7 @@ _CRC32 = re.compile(r"[0-9a-f]{8}")
 
 @dataclass(frozen=True)
 class FileEntry:
-    """What the manifest says of one file; the CRC-32 in hexadecimal."""
+    """The manifest's entry for one file; the CRC-32 in hexadecimal."""
 
     bytes: int
     crc32: str
@@ -55,7 +55,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What manifest.json says, and the entry of every other file by its path inside the folder."""
+    """The content of manifest.json, with the entry of every other file by its path inside the folder."""
 
     step: int
     identity: Mapping[str, str]

@@ -22,7 +22,7 @@ def insertion_rows(replay: ReplaySpec, actors: ActorSpec, train: TrainSpec, mess
 
 
 class Ring(Protocol):
-    """What collision checks need of a Data Storage."""
+    """The part of a Data Storage that collision checks need."""
 
     @property
     def cursor(self) -> int:
@@ -88,7 +88,7 @@ class CollectionBuffer:
 
 
 def summary_of(message: Mapping[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
-    """Copies of what a DCQ message of `rows` transitions says besides these."""
+    """Copies of a DCQ message's other fields; it has `rows` transitions."""
     return {
         "episode_return": message["episode_return"][: message["counts"][0]].copy(),
         "episode_length": message["episode_length"][: message["counts"][0]].copy(),

@@ -1,4 +1,4 @@
-"""The Data Storage of a run: where its replay's settings put it, and which row continues which."""
+"""The Data Storage of a run: where the replay's settings put it, and which row follows which."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ HostDataStorage: TypeAlias = DataStorage | FrameStorage
 FILE_NAME = "replay.storage"
 
 _CHUNK = 4096  # rows gathered at a time
-_STREAM = "episode/stream"  # the name under which a Data Storage saves whose step each row is
-# Saved for each chain, not each row: how an episode continues whose rows are all overwritten.
+_STREAM = "episode/stream"  # the name under which a Data Storage saves the stream of each row
+# Saved for each chain, not each row: how to continue an episode whose rows are all overwritten.
 PER_CHAIN = ("episode/resumed", "episode/awaited")
 
 
@@ -44,7 +44,7 @@ def make_storage(
         return FrameStorage(transition, replay.capacity, streams=actors.env_count * train.n_step)
     if not replay.share_next_obs:
         return DataStorage(transition, replay.capacity, replay.storage, path)
-    # Of one environment, each of n steps in turn begins a chain: its next observation is n steps later.
+    # With n-step returns, an environment's rows form n interleaved chains: a row's next observation is n steps later.
     chains = actors.env_count * train.n_step
     return ChainedStorage(transition, replay.capacity, replay.storage, path, chains=chains, gamma=train.gamma)
 
@@ -57,7 +57,7 @@ def stored_nbytes(transition: TransitionSpec, replay: ReplaySpec) -> int:
 
 
 def _remove_earlier(path: Path) -> None:
-    """What was in the file is in the checkpoints; rows of an interrupted run may be half written."""
+    """Remove an earlier run's file: checkpoints have its rows, and those of an interrupted run may be half written."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,9 +73,9 @@ def _remove_earlier(path: Path) -> None:
 class ChainedStorage(DataStorage):
     """A Data Storage with `share_next_obs` whose rows come from `chains` chains at a time, in any order.
 
-    A row continues the chain whose last next_obs is its obs, whatever process or environment it comes from; so actors
-    need not say whose row is whose, may be restarted, and may collect n-step transitions. A row that continues none
-    (an episode begins) takes the place of a chain that has ended, or was not continued for longest.
+    A row continues the chain whose last next_obs equals its obs, whatever process or environment it comes from. So
+    actors need not name their streams, may be restarted, and may collect n-step transitions. A row that continues no
+    chain (an episode begins) replaces a chain that has ended, or else the chain that was idle for longest.
     """
 
     def __init__(
@@ -88,20 +88,20 @@ class ChainedStorage(DataStorage):
         chains: int,
         gamma: float,
     ) -> None:
-        # As many again: while chains that a time limit ended linger, none that goes on has to give way.
+        # Twice the slots, so that truncated chains, which linger, never evict live ones.
         super().__init__(spec, capacity, backing, path, streams=2 * chains, share_next_obs=True)
         self._folder = None if path is None else path.parent
         nbytes = next(field.nbytes for field in spec.fields if field.name == OBS)
         self._word = np.dtype(next(f"u{size}" for size in (8, 4, 2, 1) if nbytes % size == 0))
         factors = np.random.default_rng(0).integers(0, 2**64, nbytes // self._word.itemsize, np.uint64)
         self._factors = factors | np.uint64(1)
-        # Without discounting every discount is 0, and tells nothing.
+        # With gamma 0 every discount is 0, and does not show which episodes terminated.
         self._ends_with_discount = gamma > 0
         self._begin_chains()
 
     def _begin_chains(self) -> None:
         self._awaited: dict[int, list[int]] = {}  # hash of an observation -> chains that it continues
-        # Chains, first to give way first, with the hash each awaits. Should two observations have one hash, the
+        # Chains in the order of replacement, with the hash that each awaits. If two observations share a hash, the
         # storage sees that they differ, and begins an episode.
         self._chains: OrderedDict[int, int | None] = OrderedDict.fromkeys(range(self.streams))
 

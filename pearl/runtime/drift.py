@@ -1,4 +1,4 @@
-"""Whether iterations take as long as the composer predicted, and if not, which part of them drifted."""
+"""Compares the times of iterations with the composer's prediction, and names the part that drifted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Drift:
     def term(self) -> str:
         """The term that explains most of the difference; the iteration itself where no term is known.
 
-        Insertion is none of the terms: its times are per transition.
+        Insertion is not compared: its times are per transition.
         """
         terms = [name for name in self.predicted_us if name in self.measured_us and name not in (ITERATION, INSERTION)]
         longer = 1 if self.ratio >= 1 else -1

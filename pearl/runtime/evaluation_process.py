@@ -45,9 +45,9 @@ class EvaluationProcess:
     """Plays greedy episodes with snapshots of a policy, in a process that starts with the first ones.
 
     `setup` is that of an actor with a native policy in the environment of the evaluations. The process has environments
-    like `envs`, which say for it that an episode was too long; with `shared_warnings`, it shows what nobody has shown.
-    It is ended if it makes no step for `timeout_s` while it plays. One evaluation at a time: `ask`, then `answer` until
-    it gives one.
+    like `envs`, and `envs` warns for it of an episode that is too long. With `shared_warnings`, it shows only warnings
+    that no process has shown. It is ended if it makes no step for `timeout_s` while it plays. One evaluation at a time:
+    `ask`, then `answer` until it gives one.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class EvaluationProcess:
         self._connection: Connection | None = None
 
     def take(self, trainer: TrainerLike) -> None:
-        """Let the next evaluations be of the trainer's present policy."""
+        """Use the trainer's present policy in the next evaluations."""
         self._weights.write(_snapshot(trainer))
 
     def ask(self, episodes: int, seed: int) -> None:
@@ -149,7 +149,7 @@ class EvaluationProcess:
 
 
 class EvaluationProcessError(Exception):
-    """The process of the evaluations has died or hung; its evaluation is lost, and nothing else."""
+    """The process of the evaluations has died or hung; only its evaluation is lost."""
 
 
 def _evaluate_for_ever(
@@ -169,7 +169,7 @@ def _evaluate_for_ever(
         register(environment)
     assert setup.policy is not None
     policy, envs = NativePolicy(setup.policy), EvaluationEnvs(setup.spec, most_steps)
-    logger.disabled = True  # the program says what `envs` would
+    logger.disabled = True  # the program gives the warnings of `envs`
     act: Callable[..., np.ndarray] = policy.act
 
     def goes_on() -> bool:

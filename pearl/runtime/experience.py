@@ -1,4 +1,4 @@
-"""What a run trains on, as checkpoints and reports see it: a replay with its Data Storage, or rollouts."""
+"""A run's training data, as checkpoints and reports see it: a replay with its Data Storage, or rollouts."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ _REPLAY_STATISTICS = (
 
 
 class Experience(Protocol):
-    """What a run trains on; nothing may change while it is saved."""
+    """A run's training data; nothing may change while it is saved."""
 
     def state(self) -> tuple[Arrays, Scalars]:
-        """What a checkpoint holds."""
+        """The arrays and scalars for a checkpoint."""
 
     def knows(self, kind: str, name: str) -> bool:
         """Whether `name` is one of its own among a checkpoint's "arrays" or "counters"."""
 
     def check(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, Any], where: Path) -> None:
-        """Raise CheckpointError if parts of what a checkpoint in `where` holds contradict each other; load nothing."""
+        """Raise CheckpointError if parts of the checkpoint in `where` contradict each other; load nothing."""
 
     def load(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, Any], where: Path) -> None:
-        """Take back what `state` gave; call `check` before."""
+        """Restore the result of `state`; call `check` before."""
 
     def log_scalars(self) -> dict[str, float]:
         """Numbers for the run's log."""
@@ -57,7 +57,7 @@ class Experience(Protocol):
 
 
 class HostStorage(FillableStorage, Protocol):
-    """What the host needs of a Data Storage, wherever it is."""
+    """The part of a Data Storage that the host needs, wherever the data are."""
 
     @property
     def size(self) -> int:
@@ -156,7 +156,7 @@ def _saved_replay(arrays: Mapping[str, np.ndarray], scalars: Mapping[str, Any]) 
 
 
 class RolloutExperience:
-    """Rollouts: nothing of them outlives a step, but the statistics by which rewards are standardised do.
+    """Rollouts: they do not outlive a step, but the statistics that standardise rewards do.
 
     `most_lag` returns by how many updates a rollout's policy was behind at most when it was trained on.
     """

@@ -16,7 +16,7 @@ class FlowControl:
     """Answers the host loop's questions (may I sample? may I collect?) and is told what happened.
 
     `data_flow` decides the order of collecting and training; this class holds the rules that every order must respect.
-    Updates `counters` and `rate`. `update_delay` is how many more batches may be in flight besides the oldest one.
+    Updates `counters` and `rate`. `update_delay` is how many batches may be in flight in addition to the oldest one.
     While `draining` is set, nothing new begins, and while `held` is set, no training; `idle` says that nothing is in
     flight. After `warm_up`, the rates restart.
     """

@@ -1,4 +1,4 @@
-"""Several Learners as the parts of a run see them: what trains, what checkpoints hold, and when data are collected."""
+"""Several Learners in a run: their processes, their part of checkpoints, and when data are collected."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class LearnerProcesses(LearnerSide):
     def check(self) -> None:
         """Replace Learners that died; LearnerError if that happens too often, ClusterError if all are out of reach.
 
-        After such an error, only what is left is saved: transitions that no Learner takes are dropped.
+        After such an error, the remaining state is saved: transitions that no Learner takes are dropped.
         """
         if self._group is None or self._has_stopped or self._has_failed:
             return
@@ -224,7 +224,7 @@ class LearnerProcesses(LearnerSide):
 
 
 class LearnersExperience:
-    """What several Learners train on, as checkpoints and reports see it: the bank, networks and optimizers of each.
+    """Training data of several Learners, as checkpoints and reports see it: the bank, networks and optimizers of each.
 
     `beta` returns the exponent of the newest importance weights.
     """
@@ -327,7 +327,7 @@ class BankedOffPolicy(OffPolicy):
         return 1
 
     def set_replay_ratio(self, ratio: float) -> None:
-        """The ratio that holds; ConfigurationError for another."""
+        """Accept the present ratio; ConfigurationError for another."""
         if ratio != self._train.replay_ratio:
             raise ConfigurationError(
                 f"Several Learners keep the replay ratio that they began with, {self._train.replay_ratio:g}; found "

@@ -142,7 +142,7 @@ class LearnersSession(Session):
         return self._bridge
 
     def attach_learners(self, learners: LearnerProcesses) -> None:
-        """Name what checkpoints hold, with --resume load the newest, and open the log and the display."""
+        """Register the parts of checkpoints, load the newest one with --resume, and open the log and the display."""
         spec, replay = self.learners_spec, self.replay_spec
         identity = {
             "replay": f"{replay.mode}, {replay.capacity} slots",
@@ -212,7 +212,7 @@ class LearnersSession(Session):
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _ended(self) -> None:
-        """The Learners have stopped: take what they trained since the last look."""
+        """The Learners have stopped: count what they trained since the last look."""
         assert self._learners is not None
         self._learners.group.load_newest()
         self._count_steps(self._learners)

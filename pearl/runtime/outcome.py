@@ -54,7 +54,7 @@ class Evaluator:
 
     `record` is called with each evaluation, its kind and the environment step of its weights. `should_stop` is called
     at every step; True ends the evaluation without a result. A `policy`, if given, acts with the trainer's weights;
-    `envs`, if given, are the environments to act in. A process `beside`, if given, may play the short evaluations:
+    `envs`, if given, are the environments to act in. A `process`, if given, may play the short evaluations:
     `begin_progress` and `hear_progress` do what `check_progress` does, while the trainer trains on.
     """
 
@@ -66,7 +66,7 @@ class Evaluator:
     should_stop: Callable[[], bool] = lambda: False
     policy: NativePolicy | None = None
     envs: EvaluationEnvs | None = None
-    beside: EvaluationProcess | None = None
+    process: EvaluationProcess | None = None
     best: Best | None = field(default=None, repr=False)
     last: Evaluation | None = None
     best_again: Evaluation | None = None
@@ -114,22 +114,22 @@ class Evaluator:
         now = self.counters
         return Best(mean, episodes, now.env_steps, now.gradient_steps, module_tensors(self.trainer))
 
-    # --- the same beside the training ---
+    # --- the same in a process, while training goes on ---
 
     @property
     def is_pending(self) -> bool:
-        """Whether an evaluation beside the training has begun and not ended."""
+        """Whether an evaluation in the process has begun and not ended."""
         return self._pending is not None
 
     def begin_progress(self) -> None:
-        """Begin the short evaluation of the present weights in the process beside; call it while nothing trains.
+        """Begin the short evaluation of the present weights in the process; call it while nothing trains.
 
-        Raises EvaluationProcessError if that has died.
+        Raises EvaluationProcessError if the process has died.
         """
-        assert self.beside is not None
+        assert self.process is not None
         if self._quick_episodes:
-            self.beside.take(self.trainer)
-            self.beside.ask(self._quick_episodes, self.options.seed + _PROGRESS_SEED)
+            self.process.take(self.trainer)
+            self.process.ask(self._quick_episodes, self.options.seed + _PROGRESS_SEED)
             self._pending = _Pending(self._present())
 
     def hear_progress(self, timeout_s: float = 0.0) -> Evaluation | None:
@@ -137,11 +137,11 @@ class Evaluator:
 
         Raises EnvError and EvaluationProcessError as `EvaluationProcess.answer`; then nothing is pending any more.
         """
-        pending, beside = self._pending, self.beside
-        if pending is None or beside is None:
+        pending, process = self._pending, self.process
+        if pending is None or process is None:
             return None
         self._pending = None
-        found = beside.answer(timeout_s)
+        found = process.answer(timeout_s)
         if found is None:
             self._pending = pending
             return None
@@ -156,15 +156,15 @@ class Evaluator:
         if self._is_best(found):
             self.best = judged
         if self._reaches_goal(found):
-            beside.ask(self.options.eval_episodes, self.options.seed + _SOLVED_SEED)
+            process.ask(self.options.eval_episodes, self.options.seed + _SOLVED_SEED)
             self._pending = _Pending(pending.weights, found)
         return None
 
-    def end_beside(self) -> None:
-        """End the process beside, if there is one; what it was playing is lost."""
-        beside, self.beside, self._pending = self.beside, None, None
-        if beside is not None:
-            beside.close()
+    def end_process(self) -> None:
+        """End the process, if there is one; what it was playing is lost."""
+        process, self.process, self._pending = self.process, None, None
+        if process is not None:
+            process.close()
 
     # --- the end ---
 

@@ -42,7 +42,7 @@ class StepRate:
     def trained(self, steps: int, *, idle: bool, busy_s: float | None = None) -> None:
         """`steps` are done; `idle`: nothing else is under way.
 
-        `busy_s` are the seconds that they took without waits for data, where those who trained have counted them.
+        `busy_s` are the seconds that they took without waits for data, if the Learners have counted them.
         """
         now = self._last = time.monotonic()
         if self.first_end is None:

@@ -1,4 +1,4 @@
-"""What a program says of its composition, and how a run whose iterations drifted is composed again.
+"""A program's record of its composition, and how a run whose iterations drifted is composed again.
 
 The run saves a checkpoint and its process becomes `composer.recompose`, which measures again, writes a new program next
 to the old one, and becomes that program: it resumes from the checkpoint. So only one of the three holds memory and
@@ -29,7 +29,7 @@ _COMPOSE = (
 
 @dataclass(frozen=True)
 class ComposerInputs:
-    """What the composer was asked for besides a program's ACTORS, REPLAY or ROLLOUT, TRAIN and SETTINGS.
+    """Further inputs of the composer, besides a program's ACTORS, REPLAY or ROLLOUT, TRAIN and SETTINGS.
 
     `trainer` is the trainer class's name in the program. `placed` says where the primitives are. `devices` and
     `connections` are the CSV files, seen from the program's folder; "" if the composer discovered the machine.
@@ -60,7 +60,7 @@ class RecompositionDueError(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """What is composed again: the program, why, the defaults of the new program's options, and its command line."""
+    """A request to compose again: program, reason, defaults of the new program's options, and its command line."""
 
     program: str
     drift: str
@@ -101,7 +101,7 @@ def compose_again(request: Request) -> NoReturn:
     """Replace this process by the composer, which replaces itself by the new program."""
     gc.unfreeze()
     gc.collect()
-    atexit._run_exitfuncs()  # what a process does at its end: shared memory and helper processes are let go
+    atexit._run_exitfuncs()  # the process's exit handlers: they release shared memory and helper processes
     become([sys.executable, "-c", _COMPOSE, request.to_json()], initial_environment())
 
 

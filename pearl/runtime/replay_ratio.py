@@ -30,7 +30,7 @@ class ReplayRatio:
         self._train, self._counters, self._lead_rows = train, counters, lead_rows
         self._starts = first_batch(train)
         self._limiter = RateLimiter(1.0)
-        self._known = (0, 0)  # what the limiter was told: stored, sampled
+        self._known = (0, 0)  # counts that the limiter has: stored, sampled
         self._configure()
 
     def set(self, ratio: float) -> None:

@@ -38,7 +38,7 @@ _LOGGED_ROWS = 50_000  # of progress.csv: runs of more than 14 hours log less of
 
 @dataclass(frozen=True)
 class Program:
-    """What the composer knew when it wrote the program.
+    """The composer's knowledge when it wrote the program.
 
     `predicted_eps` are experiences trained per second at the program's replay ratio; `predicted_free_eps` while
     training and Actors run free, as --bench lets them; `predicted_spread` is the share by which these vary, if the
@@ -65,7 +65,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Subject:
-    """What a run's reports are about. `achieved_ratio` returns the samples trained per transition collected.
+    """The subject of a run's reports. `achieved_ratio` returns the samples trained per transition collected.
 
     `steps_per_iteration` returns the gradient steps of an iteration.
     """

@@ -80,7 +80,7 @@ class RolloutSession(Run):
     def make_queue(self) -> DataCollectionQueue:
         """An actor's DCQ. It holds a rollout, and another one if collecting goes on during training.
 
-        The host frees a message's place after the training on it: so the actors wait for the new weights.
+        The host frees a message's slot after the training on it, so that the actors wait for the new weights.
         """
         slots = 1 + self.rollout.policy_lag
         further = message_fields(self.transition, self.rollout.horizon, self.actors.envs_per_actor)
@@ -91,11 +91,11 @@ class RolloutSession(Run):
         return RolloutBuffer(self.transition, self.rollout, self.actors)
 
     def make_preparation(self) -> RolloutPreparation:
-        """What standardises and quantises rewards and values."""
+        """The standardisation and quantisation of rewards and values."""
         return RolloutPreparation(self.rollout, self.actors.env_count, self.train.gamma)
 
     def attach(self, preparation: RolloutPreparation) -> None:
-        """Name what checkpoints hold, with --resume load the newest, and open the log and the display."""
+        """Register the parts of checkpoints, load the newest one with --resume, and open the log and the display."""
         spec = self.rollout
         identity = {
             "rollout": f"{spec.horizon} steps of {self.actors.env_count} environments",
@@ -127,7 +127,7 @@ class RolloutSession(Run):
         self._held = dcqs
         self._transitions = 0
         for message, _ in messages:
-            steps = int(message["counts"][1])  # without those in place of which an environment was reset
+            steps = int(message["counts"][1])  # without steps that only reset an environment
             self._transitions += steps
             self.collected(summary := summary_of(message, steps))
             if self._learner is not None:
@@ -254,7 +254,7 @@ class RolloutWorker(Worker):
     def _train(self, rollout: Mapping[str, np.ndarray], rows: np.ndarray | None) -> int:
         """Train on the `rows` of a rollout, None: all, and return the minibatches.
 
-        There may be none: with a horizon of 1, all environments may have been reset in place of their only step.
+        There may be none: with a horizon of 1, the only step of each environment may be a reset.
         """
         minibatches = 0
         if rows is None or len(rows):
@@ -271,7 +271,7 @@ class RolloutWorker(Worker):
         if spec.correction != "vtrace" or not spec.policy_lag:
             self._preparation.estimate(self._advantages, buffer.rewards, buffer.values, *known)
             return
-        # From here on the present policy is the old one of the clipped ratio.
+        # From here on, the present policy is the "old" policy of the clipped ratio.
         log_prob, values = present_policy(self._trainer, buffer.flat())
         log_ratios = log_prob.reshape(buffer.ends.shape) - buffer.log_probs
         buffer.log_probs += log_ratios

@@ -1,4 +1,4 @@
-"""What all runs of generated programs have in common: actors, checkpoints, evaluations, signals, reports, the end.
+"""The common part of all runs of generated programs: actors, checkpoints, evaluations, signals, reports, the end.
 
 `Session` (a replay) and `RolloutSession` (rollouts) add what their loops ask and tell. Everything here runs in the
 host's main thread.
@@ -131,8 +131,8 @@ class Run(abc.ABC):
         self._begun = False
         self._evaluation_envs = EvaluationEnvs(actors.evaluation, options.eval_max_steps)
         self._busy_cores: float = actors.count  # by Actors and Learner
-        self._evaluation_s = 0.0  # that the last short evaluation took of the training's time
-        self._may_be_beside = True
+        self._evaluation_s = 0.0  # that the last short evaluation held training up
+        self._may_use_process = True
         self._seen = 0
         self._look_at = 0.0
         self._saver = CheckpointSaver(options.checkpoint_dir, self._save_into)
@@ -181,7 +181,7 @@ class Run(abc.ABC):
 
     @property
     def _rollout(self) -> RolloutSpec | None:
-        """What an actor's message is a part of; None: its messages are parts of nothing."""
+        """The rollout of which an actor's message is a part; None with a replay."""
         return None
 
     def __enter__(self) -> Self:
@@ -263,7 +263,7 @@ class Run(abc.ABC):
         return self.trainer
 
     def _begin(self, experience: Experience, ring: Ring | None, identity: Mapping[str, str]) -> None:
-        """Name what checkpoints hold, with --resume load the newest, and open the log and the display."""
+        """Register the parts of checkpoints, load the newest one with --resume, and open the log and the display."""
         identity = {
             "trainer": self._trainer_class.__qualname__,
             "environment": self.actors.env_name,
@@ -362,7 +362,7 @@ class Run(abc.ABC):
         return 1.0
 
     def _fill(self) -> None:  # noqa: B027
-        """Before a benchmark: make what training needs at once, if anything."""
+        """Before a benchmark: provide the data that training needs at once, if any."""
 
     def _after(self, interval: int) -> int:
         return (self.counters.env_steps // interval + 1) * interval
@@ -449,7 +449,7 @@ class Run(abc.ABC):
         self._interrupted()
         supervisor.check_actors(self.counters.env_steps)
         if self._evaluator.is_pending and not supervisor.stop_reason:
-            self._judge(self._evaluator.hear_progress)
+            self._run_evaluation(self._evaluator.hear_progress)
         self._watch_drift()
         if self._bench is not None:
             self._advance(self._bench)
@@ -580,30 +580,30 @@ class Run(abc.ABC):
         self._next_evaluation = self._after(self.options.eval_interval)
         if self._evaluator.is_pending:  # it takes longer than the interval: this one is left out
             return
-        if self._evaluates_beside():
-            self._judge(self._evaluator.begin_progress)
+        if self._uses_process():
+            self._run_evaluation(self._evaluator.begin_progress)
             return
         start = time.monotonic()
-        self._judge(self._evaluator.check_progress)
+        self._run_evaluation(self._evaluator.check_progress)
         self._evaluation_s = time.monotonic() - start
 
     def _evaluate_last(self) -> None:
         """At the end nothing trains meanwhile."""
         if not self._supervisor.stop_reason:
-            self._judge(self._evaluator.check_progress)
+            self._run_evaluation(self._evaluator.check_progress)
 
     def _await_evaluation(self) -> None:
         while self._evaluator.is_pending and not self._interrupted():
-            self._judge(lambda: self._evaluator.hear_progress(_WAIT_S))
+            self._run_evaluation(lambda: self._evaluator.hear_progress(_WAIT_S))
 
-    def _evaluates_beside(self) -> bool:
+    def _uses_process(self) -> bool:
         """Whether a process of its own plays the short evaluations: by default where that pays."""
-        if self._evaluator.beside is not None:
+        if self._evaluator.process is not None:
             return True
         wanted = self.options.eval_beside
         if wanted is None:
             wanted = self._evaluation_s > _LONG_EVALUATION_S and idle_cores(self._busy_cores) >= 1
-        if not wanted or self.options.serial or not self._may_be_beside:
+        if not wanted or self.options.serial or not self._may_use_process:
             return False
         obstacle = ""
         if self._policy is None:
@@ -613,16 +613,16 @@ class Run(abc.ABC):
         if obstacle:
             if self.options.eval_beside:
                 logger.warning("--eval-beside has no effect: %s.", obstacle)
-            self._may_be_beside = False
+            self._may_use_process = False
             return False
         setup = dataclasses.replace(self._actor_setups(1)[0], spec=self.actors.evaluation)
-        self._evaluator.beside = EvaluationProcess(
+        self._evaluator.process = EvaluationProcess(
             *(setup, self.trainer, self._evaluation_envs, self._shared_warnings), timeout_s=self._timeout_s or math.inf
         )
         return True
 
-    def _judge(self, evaluate: Callable[[], Evaluation | None]) -> None:
-        """Evaluate, or go on with it; stop if that solved the environment or failed."""
+    def _run_evaluation(self, evaluate: Callable[[], Evaluation | None]) -> None:
+        """Begin, play or continue an evaluation; stop the run if the environment is solved or fails."""
         try:
             found = evaluate()
         except EnvError as error:
@@ -630,8 +630,8 @@ class Run(abc.ABC):
             return
         except EvaluationProcessError as error:
             logger.warning("%s: further evaluations are played in the program itself.", error)
-            self._evaluator.end_beside()
-            self._may_be_beside = False
+            self._evaluator.end_process()
+            self._may_use_process = False
             return
         if found is not None:
             mean = f"{found.mean:.{decimals(found.mean)}f}"
@@ -643,7 +643,7 @@ class Run(abc.ABC):
     def _close_evaluations(self) -> None:
         self._evaluation_envs.close()
         if "_evaluator" in self.__dict__:  # the run has begun
-            self._evaluator.end_beside()
+            self._evaluator.end_process()
 
     def _evaluated(self, kind: EvaluationKind, weights_step: int, found: Evaluation) -> None:
         self.report.evaluation(kind, weights_step, found)
@@ -687,7 +687,7 @@ class Run(abc.ABC):
     def _finish(self) -> int:
         supervisor, report = self._supervisor, self.report
         supervisor.stop_parties()
-        self._evaluator.end_beside()
+        self._evaluator.end_process()
         if self._bench is not None:
             if supervisor.failure is not None:
                 raise supervisor.failure

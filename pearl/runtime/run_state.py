@@ -131,8 +131,8 @@ class Best(NamedTuple):
 class RunState:
     """The parts of a run that a checkpoint covers.
 
-    `evaluated_in` says in which environment evaluations play: best weights of another one count no more. `trained_in`
-    says in which one the Actors are; a warning says if that changed. "": not known.
+    `evaluated_in` says in which environment evaluations play: best weights from another one are dropped. `trained_in`
+    is the environment of the Actors; a warning says if it changed. "": not known.
     """
 
     identity: Mapping[str, str]

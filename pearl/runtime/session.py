@@ -87,7 +87,7 @@ class Session(Run):
         return make_storage(self.transition, self.replay_spec, self.actors, self.train, self.options.run_dir)
 
     def attach(self, replay: ReplayManager, storage: HostStorage) -> None:
-        """Name what checkpoints hold, with --resume load the newest, and open the log and the display."""
+        """Register the parts of checkpoints, load the newest one with --resume, and open the log and the display."""
         identity = {"replay": f"{self.replay_spec.mode}, {self.replay_spec.capacity} slots"}
         if self.replay_spec.share_next_obs:
             identity["next observations"] = "stored once"
@@ -165,8 +165,8 @@ class Session(Run):
     def set_replay_ratio(self, ratio: float) -> None:
         """From now on, train `ratio` samples per transition that is collected; raises ConfigurationError.
 
-        The host loop may call it at any time, also with the ratio that holds. A resumed run begins with that of its
-        `TrainSpec`; --bench, which lets training run free, with no other while it does.
+        The host loop may call it at any time, also with the present ratio. A resumed run begins with the ratio of its
+        `TrainSpec`. While --bench lets training run free, the call has no effect.
         """
         if self._bench is not None and self._bench.is_free:
             return

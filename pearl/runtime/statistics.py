@@ -13,7 +13,7 @@ from pearl.spec import TransitionSpec
 
 
 class RunStatistics:
-    """Merges what the actors' messages bring into the statistics of `trainer`, and publishes them to the actors.
+    """Merges the statistics in the actors' messages into those of `trainer`, and publishes the result to the actors.
 
     Only the host's main thread uses it. `snapshot` is what the actors read; its numbers are the float64 vectors of
     `pearl.moments`, in the order of `transition.statistics`, as pairs of float32.
@@ -31,7 +31,7 @@ class RunStatistics:
         self.snapshot.write(np.concatenate([moments.flat for moments in self._moments.values()]).view(np.float32))
 
     def collected(self, message: Mapping[str, np.ndarray]) -> None:
-        """A message was taken, whose statistics are under the names of `transition.statistics`."""
+        """Merge a message's statistics, which are under the names of `transition.statistics`."""
         for name, moments in self._moments.items():
             moments.merge(message[name])
             self._trainer.write_statistics(name, moments.flat)

@@ -242,24 +242,24 @@ class Supervisor:
             self.fail(error, "actors failed")
 
 
-_has_frozen = False  # in an earlier run of this process, whose queues and replay are garbage by now
+_has_frozen = False  # whether an earlier run in this process froze objects; its queues and replay are now garbage
 
 
 def _freeze_objects() -> None:
-    """Keep the garbage collection, which steps in torch trigger often, from looking at what lives by now."""
+    """Freeze live objects: torch steps trigger frequent garbage collections."""
     global _has_frozen
     gc.freeze()
     _has_frozen = True
 
 
 def _release_objects() -> None:
-    """At a run's end: what is frozen is never collected."""
+    """At a run's end: unfreeze, since frozen objects are never collected."""
     if _has_frozen:
         gc.unfreeze()
 
 
 def _collect_earlier_run() -> None:
-    """Before a run: Python would collect the memory and descriptors of an earlier one only after many more."""
+    """Before a run: free the memory and descriptors of an earlier one, which Python would collect only much later."""
     global _has_frozen
     if _has_frozen:
         _has_frozen = False

@@ -1,4 +1,4 @@
-"""What a run measures of itself: times of an iteration's parts, busy shares of the primitives, queue levels.
+"""A run's measurements of itself: times of an iteration's parts, busy shares of the primitives, queue levels.
 
 Workers, the RRQ and the actors add up their own seconds; the host reads these sums a few times a second. With a
 `Trace`, the newest events of each thread are kept as well.
@@ -107,10 +107,10 @@ class Telemetry:
         self._buffer: CollectionBuffer | None = None
         self._host = self._recorder()
         self._insertion_began = self._waited_s = 0.0
-        self._inserting = self._inserted = 0  # transitions: of the insertion that began last, and so far
+        self._inserting = self._inserted = 0  # transitions: in the present insertion, and in all so far
         self._actors: dict[int, Recorder] = {}
         self._moments: list[_Moment] = []
-        self._since: float | None = None  # when the rates began that the moments belong to
+        self._since: float | None = None  # when the rates of these moments began
         self._interval_s, self._next = _INTERVAL_S, -math.inf
         self._shares: deque[tuple[float, dict[str, float]]] = deque()
         self._levels: deque[tuple[float, Mapping[str, Level]]] = deque(maxlen=trace.counter_rows if trace else 0)
@@ -231,7 +231,7 @@ class Telemetry:
         values = {name: [times[name] for times in intervals if name in times] for name in ALL_PARTS}
         values = {name: found for name, found in values.items() if any(found)}
         middle = {name: float(np.median(found)) for name, found in values.items()}
-        if INSERTION in middle:  # another thread may insert in a later interval than the host counts
+        if INSERTION in middle:  # another thread may insert in a later interval than the host counts in
             middle[INSERTION] = _times_us(self._moments[0], self._moments[-1])[INSERTION]
         spread = {name: (float(np.percentile(v, 20)), float(np.percentile(v, 80))) for name, v in values.items()}
         return IterationTimes(middle, spread, len(intervals))
@@ -282,7 +282,7 @@ class Telemetry:
         return Activity(busy, self.levels())
 
     def _data_s(self, spent: Mapping[str, float]) -> dict[str, float]:
-        """Seconds so far of what is between the actors and the Learner."""
+        """Seconds so far of the work between the actors and the Learner."""
         if self._worker is not None and "advantages" in self._worker.seconds():
             return {"Advantages": spent["advantages"]}
         return {

@@ -1,4 +1,4 @@
-"""Imports what the user wrote into a generated program: the trainer class, environments and wrappers."""
+"""Imports the user's code into a generated program: the trainer class, environments and wrappers."""
 
 from __future__ import annotations
 

@@ -57,9 +57,9 @@ def stated_rates(trainer: object) -> dict[str, float]:
 
 
 def saved_rates(trainer: object, scalars: Mapping[str, Any], where: Path) -> dict[str, float]:
-    """What `stated_rates` gave when the checkpoint in `where` was written, for `Trainer.restate_rates`.
+    """The `stated_rates` of the checkpoint in `where`, for `Trainer.restate_rates`.
 
-    Checkpoints of versions before this one have none. Raises CheckpointError for what is no rate.
+    Checkpoints of versions before this one have none. Raises CheckpointError for a value that is no rate.
     """
     rates = {}
     for name in stated_rates(trainer).keys() & scalars.keys():
@@ -139,7 +139,7 @@ def load_networks(trainer: object, flat: Mapping[str, Stored], groups: Sequence[
 
 
 def load_module_tensors(trainer: object, tensors: Tensors) -> None:
-    """Put what `module_tensors` returned back into a trainer of the same structure, in place.
+    """Load the result of `module_tensors` into a trainer of the same structure, in place.
 
     Every group is checked before any is loaded. The group "random" is ignored. Raises CheckpointError with the tensor's
     name, and the shape and dtype that were expected and found.
@@ -172,7 +172,7 @@ def check_module_tensors(trainer: object, tensors: Tensors) -> None:
 def _fit_arrays(arrays: ArrayParts, tensors: Tensors) -> bool:
     """Whether `tensors` are arrays that networks and optimizers in arrays may take as they are.
 
-    What does not fit is left to torch, which is not imported here: it takes more, and says what is wrong.
+    Anything else is left to torch, which accepts more and says what is wrong; it is not imported here.
     """
     parts = {name: part for name, part in arrays.items() if isinstance(part, ArrayAdam) or _arrays_of_part(part)}
     try:
@@ -418,7 +418,7 @@ def _flatten(group: str, path: str, value: Any, tensors: dict[str, Stored]) -> J
 
 
 class _Unflattener:
-    """What `_flatten` made of a state dict, back: from JSON, and the tensors of the group under their paths.
+    """The inverse of `_flatten`: a state dict from JSON, and from the tensors of the group under their paths.
 
     CheckpointError unless each tensor stands under the path of its place, so that nothing is left over or taken twice.
     """

@@ -1,4 +1,4 @@
-"""The Learner's side of the queues: launched once, they loop over their input until told to stop.
+"""The Learner's side of the queues: workers that are launched once and loop over their input until told to stop.
 
 Each worker runs in a thread of its own; in serial mode the host calls `run_once` instead.
 """
@@ -42,7 +42,7 @@ class LearnerStorage(Protocol):
 
 
 class LearnerSide(ABC):
-    """What trains, as the session starts, measures and stops it: a loop in a thread, or processes.
+    """The training side that the session starts, measures and stops: a loop in a thread, or processes.
 
     `cores` are those that it keeps busy; None where that is not known, as for the Learner of another device.
     """
@@ -87,7 +87,7 @@ class LearnerSide(ABC):
 
     @property
     def host(self) -> Recorder:
-        """What the host's thread spends on batches for this loop: `messages`, and the `gather` during these."""
+        """Seconds that the host spends on batches for this loop: `messages`, and the `gather` during these."""
         return Recorder()
 
     @abstractmethod
@@ -315,7 +315,7 @@ class LearnerWorker(Worker):
 
     @property
     def host(self) -> Recorder:
-        """What the host's thread spends on batches for this loop: `messages`, and the `gather` during these."""
+        """Seconds that the host spends on batches for this loop: `messages`, and the `gather` during these."""
         return self._host
 
     def keep_events(self, most: int) -> None:
@@ -411,7 +411,7 @@ class _FusedIteration:
         with self._sampling:
             self._clock.begin()
             self._fused.train(beta)
-            self._clock.end("train")  # of which the device does not tell the parts
+            self._clock.end("train")  # the device does not report the parts
 
     def finish(self) -> float:
         self._clock.begin()
@@ -457,7 +457,7 @@ class _InterpretedLoop:
         td_error = 0.0
         for _ in range(iterations):
             self._iteration.train(beta)
-            if self._publisher.is_next:  # what diverged must not be published
+            if self._publisher.is_next:  # diverged weights must not be published
                 td_error += self._iteration.finish()
             self._publisher.stepped(self._clock)
         td_error += self._iteration.finish()
