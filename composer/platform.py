@@ -488,7 +488,7 @@ class Platform:
 
         A row counts for both directions unless the other direction has its own row. The route from a device to itself
         is its own memory. Between two accelerators it leads through the host and costs both hops, as programs send all
-        messages; a row between them counts only if their backends `talk_directly`. Where there is no route,
+        messages; a row between them counts only if their backends `talks_directly`. Where there is no route,
         PlacementError names the missing row.
         """
         if (source, target) not in self._links:
