@@ -100,6 +100,26 @@ def test_pages_name_no_file_that_is_gone(page):
     assert [file for file in named_files if not (ROOT / file).exists()] == []
 
 
+def missing_classes(text: str) -> list[str]:
+    """Classes that the text names by module, such as pearl.algorithms.Trainer, and that their module does not name."""
+    missing = []
+    for module, name in re.findall(r"(?<![\w./])((?:pearl|composer)(?:\.[a-z_]\w*)+)\.([A-Z][a-z]\w*)", text):
+        files = [ROOT / f"{module.replace('.', '/')}{end}" for end in (".py", ".pyi", "/__init__.py")]
+        known = [file.read_text(encoding="utf-8") for file in files if file.exists()]
+        if known and not any(re.search(rf"\b{name}\b", content) for content in known):
+            missing.append(f"{module}.{name}")
+    return missing
+
+
+def test_messages_and_pages_name_classes_where_they_can_be_imported():
+    assert missing_classes("Derive from pearl.algorithms.Trainer, not pearl.algorithms.Trained.") == [
+        "pearl.algorithms.Trained"
+    ]
+    sources = [path for folder in ("pearl", "composer") for path in (ROOT / folder).rglob("*.py")]
+    named_wrong = {named(path): missing_classes(path.read_text(encoding="utf-8")) for path in (*WRITTEN, *sources)}
+    assert {path: names for path, names in named_wrong.items() if names} == {}
+
+
 @pytest.mark.parametrize("page", WITH_SNIPPETS, ids=named)
 def test_snippets_are_python(page):
     for block in python_blocks(page):

@@ -103,7 +103,8 @@ def rollout_problem(
     trainer = make_trainer(trainer_class, observation_space, action_space, settings=dict(settings))
     if not isinstance(trainer, OnPolicyTrainer):
         raise TrainerError(
-            f"{trainer_class.__name__} must derive from pearl.algorithms.OnPolicyTrainer to learn from rollouts."
+            f"{trainer_class.__name__} must derive from pearl.algorithms.on_policy.OnPolicyTrainer to learn from "
+            "rollouts."
         )
     _check_supports(trainer, implementation)
     if inputs := trainer.describe_inputs():
