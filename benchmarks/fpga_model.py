@@ -503,7 +503,7 @@ def program_designs() -> str:
         assert isinstance(workload.program, LearnerProgram)
         for batch in (32, 512):
             space = program_space(workload.program, part, batch, device)
-            alone, both = space.alone(), space.beside(tree)
+            alone, both = space.alone(), space.with_replay(tree)
             assert both.joined is not None
             weights = both.timing.weights.values()
             stream, move = max(found.stream for found in weights), max(found.move for found in weights)

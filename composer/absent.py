@@ -54,7 +54,7 @@ def not_calibrated(store: CalibrationStore, device: Device, what: str) -> NotCal
 
 
 def check_absent(platform: Platform, store: CalibrationStore) -> None:
-    """Raise for an absent device that nothing was imported for, or whose calibration is of another kind of device.
+    """Raise for an absent device without imported measurements, or with the calibration of another kind of device.
 
     ConfigurationError also for absent and present devices that share their silicon.
     """

@@ -77,12 +77,12 @@ def place(
 
     Step 1 chooses the devices of Replay Manager and Learner, and the Learner's implementation, with the most
     experiences per second (or per joule that the machine takes, `Candidate.machine_watts`) in the program's steady
-    state: in setting 1 with a `priority_update_delay` above 0, sampling runs beside training
-    (`IterationTerms.stages`), else Eq. 7 holds. Costs within 1e-9 are a tie: it goes to the least traffic between
-    devices, then to the fewest devices, then to the order of the matrix (Replay Manager's device, Learner's device,
-    implementations of the latter). Step 2 puts the Data Storage on `storage_forced`, or on the device with the least
-    transfer time among those that `storage_rule` allows (None: both devices and the host). Ties within 1e-9 go to the
-    Learner's device, then to the Actors', then to the Replay Manager's.
+    state: in setting 1 with a `priority_update_delay` above 0, sampling runs during training (`IterationTerms.stages`),
+    else Eq. 7 holds. Costs within 1e-9 are a tie: it goes to the least traffic between devices, then to the fewest
+    devices, then to the order of the matrix (Replay Manager's device, Learner's device, implementations of the latter).
+    Step 2 puts the Data Storage on `storage_forced`, or on the device with the least transfer time among those that
+    `storage_rule` allows (None: both devices and the host). Ties within 1e-9 go to the Learner's device, then to the
+    Actors', then to the Replay Manager's.
 
     A pair is impossible where a device cannot run its primitive, or where there is no route between two of the host and
     both devices. Eq. 7 has no messages between host and Learner, but they need a route too: weights go to the Actors,
@@ -347,7 +347,7 @@ class _Search:
         return isinstance(cell, MissingCell) and cell != NOT_MEASURED
 
     def _storage_us(self, name: str, batch_bytes: int) -> tuple[float, float]:
-        """The times to gather a batch and to store what arrived; by the device's memory where nothing better is known.
+        """The times to gather a batch and to store arrived transitions; by the device's memory without a cell.
 
         A pair's devices need not have a row of the matrix: the host has none where it is unavailable.
         """

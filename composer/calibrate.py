@@ -116,7 +116,7 @@ class _Work:
         self._began_at: float | None = None
 
     def on(self, member: Member) -> Profiled:
-        """Measure what the next member lacks."""
+        """Make the missing measurements of the next member."""
         own = self.missing.pop(0) - self._settled
         later = len(set().union(*self.missing) - own - self._settled)
         begun = self.done

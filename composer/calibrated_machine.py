@@ -1,4 +1,4 @@
-"""What the calibration store keeps of a machine: its devices with their fingerprints, and its measured connections."""
+"""A machine in the calibration store: its devices with their fingerprints, and its measured connections."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class CalibrationKey:
 
     @property
     def subject(self) -> tuple[object, ...]:
-        """What is measured, of any size and with any version of the software."""
+        """The subject of the measurement, whatever the sizes and the versions of the software."""
         rest = tuple((name, value) for name, value in self.parameters if name not in SIZES + SOFTWARE)
         return (self.primitive, self.device_fingerprint, self.shapes, self.dtype, rest)
 
@@ -234,7 +234,7 @@ class CalibrationStore:
     def export(self) -> tuple[str, int]:
         """The text of a calibration file for another machine, and the count of its entries: all that this one measured.
 
-        ConfigurationError if that is nothing.
+        ConfigurationError if there are none.
         """
         entries = {
             digest: entry

@@ -74,14 +74,14 @@ class Composer(Description):
     def profile(self, *, watch: Callable[[str], None] | None = None, budget_s: float | None = None) -> Profiled:
         """Run, with the same `budget_s`, and return how much was measured for it; later runs measure nothing.
 
-        `watch` gets a line of text before each measurement that is made; what it raises ends profiling, and everything
-        measured so far is kept. Raises as `run` does.
+        `watch` gets a line of text before each measurement that is made. An error that it raises ends profiling;
+        everything measured so far is kept. Raises as `run` does.
         """
         with self._measuring() as composing:
             return composing.profile(watch, budget_s)
 
     def missing_measurements(self, *, budget_s: float | None = None) -> frozenset[str]:
-        """About which measurements `profile` would make, as digests of their keys; measures nothing.
+        """Roughly the measurements that `profile` would make, as digests of their keys; measures nothing.
 
         Some may turn out not to be needed, and others may be needed. Raises as `run` does.
         """
@@ -234,8 +234,8 @@ class Composer(Description):
     def _measuring(self) -> Iterator[Composing]:
         """Composing that measures; its results are the composer's if nothing fails.
 
-        Unless an Actor in this environment was measured before, the interpreter of the one to profile starts first: it
-        imports while this process does.
+        Unless an Actor in this environment was measured before, the interpreter of the Actor to profile starts first,
+        so that both processes import at the same time.
         """
         with ending_waiting():
             store = self._store()
@@ -248,14 +248,14 @@ class Composer(Description):
         self._keep_found(composing)
 
     def _keep_found(self, composing: Composing) -> None:
-        """Keep what later runs of the same description need not find again."""
+        """Keep the results that later runs of the same description need not find again."""
         self.suggested, self.cluster_nodes = composing.description.suggested, composing.description.cluster_nodes
 
     def _composing(self, store: CalibrationStore) -> Composing:
         """The steps for this kind of trainer, imported only now: that takes longer than all imports here.
 
-        They have a description of their own: what is described later, or changed in a list or dictionary that was
-        given, changes no result of theirs.
+        They work on a copy of the description, so that later changes do not alter their results, also not changes in
+        a list or dictionary that was given.
         """
         said = copy.copy(self)
         said._composed = None

@@ -1,4 +1,4 @@
-"""What composing has in common for trainers that learn from a replay and from rollouts."""
+"""The common part of composing for trainers that learn from a replay and from rollouts."""
 
 from __future__ import annotations
 
@@ -58,10 +58,11 @@ class Profiled:
 
 
 class Composing(abc.ABC):
-    """Composes what a description says: the steps of `Composer.run`, and what they find.
+    """Composes a description: the steps of `Composer.run`, and their results.
 
-    `actors` and `training` are the description's, with what was found for what the user left to the composer.
-    Afterwards `platform`, `matrix` and `placement` are set. Raises ConfigurationError that names what is not described.
+    `actors` and `training` are the description's, with the values found for settings left to the composer. Afterwards
+    `platform`, `matrix` and `placement` are set. Raises ConfigurationError that names a missing part of the
+    description.
     """
 
     platform: Platform
@@ -99,7 +100,7 @@ class Composing(abc.ABC):
 
     @abc.abstractmethod
     def _check_stated(self) -> None:
-        """Check a problem all of whose settings are stated."""
+        """Check a problem whose settings are all stated."""
 
     @abc.abstractmethod
     def run(self, budget_s: float | None, timesteps: int | None) -> tuple[Any, Any]:
@@ -292,7 +293,7 @@ class Composing(abc.ABC):
 
 
 def memory_of_host(platform: Platform | None) -> int:
-    """Bytes that are free here, or all that a host has which is absent."""
+    """Bytes that are free here; for an absent host all of its memory."""
     if platform is None or not any(device.absent for device in platform.devices) or not platform.host.absent:
         return free_memory()
     return sys.maxsize if platform.host.memory_gb is None else int(platform.host.memory_gb * 1e9)
@@ -331,7 +332,7 @@ def trial_folder() -> Iterator[Path]:
 
 
 def _paced_settings(trainer_class: type, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that `train_freq` and `gradient_steps` leave no choice of: none without these."""
+    """The settings that `train_freq` and `gradient_steps` determine; none without these."""
     frequency = frequency_of(trainer_class, settings)
     if frequency is None:
         return {}

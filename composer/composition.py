@@ -1,4 +1,4 @@
-"""What was composed, as one value: the platform, the matrix and the placement, from which a report is made."""
+"""A composition as one value: the platform, the matrix and the placement. Reports are made from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class ChosenSetting:
-    """A setting that the composer chose, as the user left it to it: its name, its value in Python, and why."""
+    """A setting that the user left to the composer: its name, the chosen value in Python, and why."""
 
     name: str
     value: str

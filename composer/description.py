@@ -1,4 +1,4 @@
-"""What a user says to a Composer about the machine and the problem."""
+"""The user's description of the machine and the problem, for a Composer."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ CHOOSE_OF_ROLLOUTS = (
 class Description:
     """The machine and the problem as `set_*` describe them, in fields.
 
-    Composing works with a copy. What later runs need not find again comes back from there, and stays as long as what it
-    follows from: `suggested`, the settings that were left to the composer, and `cluster_nodes`. This module imports
-    nothing that only composing needs.
+    Composing works with a copy. Two results come back from there, so that later runs need not find them again:
+    `suggested`, the settings that were left to the composer, and `cluster_nodes`. They stay until a value changes that
+    they follow from. This module imports nothing that only composing needs.
     """
 
     def __init__(
@@ -355,7 +355,7 @@ class Description:
 
         `algorithm` is dqn, ddpg, td3, sac, ppo, ppo_lstm or a2c; by default the file's name. `leave_out` names settings
         of the entry to do without. Calls the other `set_*`, which may be called again afterwards, and returns what it
-        found: `timesteps` is for `run` and `runtime_gen`. What is not the same here as there is printed. Raises
+        found: `timesteps` is for `run` and `runtime_gen`. Differences from Stable-Baselines3 are printed. Raises
         ConfigurationError that lists all settings without a counterpart.
         """
         from composer.zoo import zoo_settings
@@ -403,15 +403,15 @@ class Description:
         self.edited = placement
 
     def changed_since(self, earlier: Description) -> list[str]:
-        """The `set_*` whose values are others than in an earlier copy of this description."""
+        """The `set_*` whose values differ from those in an earlier copy of this description."""
         before, now = earlier._stated(), self._stated()
         return [name for name, value in now.items() if not _are_equal(value, before[name])]
 
     def _stated(self) -> dict[str, object]:
-        """What each `set_*` was told; not what composing found."""
+        """The arguments of each `set_*`, without the results of composing."""
         actors = None if self.actors is None else {**vars(self.actors), "wrappers": ()}
         if actors is not None and self.any_vectorization:
-            actors["vectorization"] = AUTO  # `set_wrappers` changes the one to begin with
+            actors["vectorization"] = AUTO  # `set_wrappers` changes the first value to try
         if actors is not None and self.any_policy_server:
             actors["policy_server"] = AUTO
         of_actors = [name for name in self.auto if name in ACTOR_FIELDS]
@@ -463,7 +463,7 @@ def _are_equal(ours: object, theirs: object) -> bool:
     """Whether both are equal. Arrays, whose comparison has no truth value, are not: no program states any."""
     try:
         return bool(ours == theirs)
-    except Exception:  # whatever a value of the user raises
+    except Exception:  # a user's value may raise anything
         return False
 
 

@@ -13,7 +13,7 @@ from pearl.errors import PlacementError
 if TYPE_CHECKING:
     from composer.placement import Placement
 
-# What a user may edit in a placement. Everything else says what was found, or what was asked for.
+# The fields of a placement that a user may edit. All others are results or inputs.
 CHOICES = ("replay_manager", "learner", "storage", "implementation")
 PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "replay": ("fanout", "workers"),

@@ -1,4 +1,4 @@
-"""What would change a placement, and what memory the Data Storage needs: kept in the placement for explanations.
+"""Evidence that a placement keeps for explanations: break-even values, and the memory of the Data Storage.
 
 Break-even values come from Algorithm 1 itself, run again with one input changed. No formula here knows the terms of an
 iteration.
@@ -59,7 +59,7 @@ class BreakEven:
 
 @dataclass(frozen=True)
 class StorageSite:
-    """What is known of a device as a place for the Data Storage.
+    """Facts about a device as a place for the Data Storage.
 
     `with_learner` is the reason why it cannot hold the Data Storage of a Learner on the same device, `without_learner`
     of one elsewhere; None: it can.
@@ -138,7 +138,7 @@ class _Search:
 
     @functools.cached_property
     def matrix(self) -> AssignmentMatrix:
-        """The rows of those devices and of all that may take their place: large machines are cheap to vary so."""
+        """The rows of those devices and of all that may take their place, so that large machines are cheap to vary."""
         candidates, kept = self.placement.candidates, set(self.devices)
         for name in self.devices:
             for others in (

@@ -1,4 +1,4 @@
-"""Explains a placement: every term of the chosen and the rejected pairs, what decides, and what would change it."""
+"""Explains a placement: every term of the chosen and the rejected pairs, the deciding term, and break-even values."""
 
 from __future__ import annotations
 

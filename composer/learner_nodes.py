@@ -1,4 +1,4 @@
-"""Predicts several Learners on the nodes of a cluster: what averages, banks and Actors cost over their connections.
+"""Predicts several Learners on the nodes of a cluster: the cost of averages, banks and Actors over their connections.
 
 The host averages, as it does on one machine: the parameters of each Learner elsewhere cross its connection in both
 directions for every average, and the transitions for its bank cross it once.
@@ -30,7 +30,7 @@ _ALONE = 3  # nodes that are tried with all Learners on one of them
 
 @dataclass(frozen=True)
 class LearnersModel:
-    """What was measured of several Learners on the host, to predict them on nodes.
+    """Measurements of several Learners on the host, to predict them on nodes.
 
     An average has `parameters` numbers, the policy `weights`. `transition_us` is that of one Actor on the host. The
     `problem` is that of all Learners together.
@@ -46,7 +46,7 @@ class LearnersModel:
 
     @classmethod
     def of(cls, problem: Problem, profiler: Profiler, measured: SideBySide, pair: PairCell) -> LearnersModel:
-        """The model of what `profiler` has measured for the problem."""
+        """The model from the measurements that `profiler` has for the problem."""
         assert profiler.sharing is not None, "several Learners are on CPUs"
         learner = profiler.make_learner(pair.learner.implementation, profiler.platform.host, 1)
         count = TrainerParameters(profiler.probe, problem.learners.moments).layout.count
@@ -81,7 +81,7 @@ class LearnersModel:
         return found
 
     def arguments(self, spec: LearnersSpec, shares: Sequence[NodeShare]) -> dict[str, Any]:
-        """What `place` is told of Learners as in `spec` on these nodes."""
+        """The arguments of `place` for Learners as in `spec` on these nodes."""
         if all(not share.node or not share.learners for share in shares):
             return {
                 "sharing": self._sharing(shares[0], shares),
@@ -100,7 +100,7 @@ class LearnersModel:
         }
 
     def pace_us(self, spec: LearnersSpec, shares: Sequence[NodeShare]) -> float:
-        """Microseconds of an iteration by what the Actors bring, and by what each connection has to carry."""
+        """The least microseconds of an iteration, by the pace of the Actors and by the load of each connection."""
         here = self._sharing(shares[0], shares)
         own_us = 0.0 if math.isinf(here.collect_us) else here.collect_us
         if shares[0].learners and not math.isinf(here.collect_us):

@@ -1,4 +1,4 @@
-"""What composing several Learners adds: what they refuse, by name, and the time of their averages."""
+"""Composing several Learners: options that they refuse, by name, and the time of their averages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refuse_learners(trainer_class: type, learners: LearnersSpec) -> None:
 
 
 def check_learners(problem: Problem, trainer: object, auto: Sequence[str]) -> None:
-    """Raise ConfigurationError, ReplayError or TrainerError, with what to do, for what several Learners cannot do."""
+    """Raise ConfigurationError, ReplayError or TrainerError, with a remedy, for what several Learners refuse."""
     spec = problem.learners
     try:
         if auto:

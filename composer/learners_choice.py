@@ -14,7 +14,7 @@ from pearl.errors import ConfigurationError, PearlError
 from pearl.spec import Nodes
 
 INTERVALS = (1, 4, 8, 16, 32)
-NEAR = 1.05  # intervals that are not this much faster are not told from noise: the shorter one keeps Learners closer
+NEAR = 1.05  # a longer interval must be this much faster than a shorter one, which keeps Learners closer
 WORTH_A_LEARNER = 1.15  # predictions of several Learners were up to 16 % too high
 
 _WAITS = 0.97  # a share of the prediction, below which the Actors are waited for
@@ -26,8 +26,8 @@ class LearnersCandidate:
 
     `eps` are experiences trained per second, as placements predict them; `overall_eps` are those with all waiting for
     the Actors included. `average_us` is an iteration's share of an average, of which `network_us` are on connections,
-    if nobody trains meanwhile. `waiting_us` is what else it takes longer than that of a Learner that trains alone.
-    `nodes` are those of the Learners (`LearnersSpec`); empty: all are on the host.
+    if nobody trains meanwhile. `waiting_us` is the other time by which it is longer than an iteration of a Learner that
+    trains alone. `nodes` are those of the Learners (`LearnersSpec`); empty: all are on the host.
     """
 
     count: int
@@ -54,7 +54,7 @@ class LearnersCandidate:
 
 @dataclass(frozen=True)
 class LearnersChoice:
-    """The chosen `count` of Learners and `average_every`, what they were chosen from, and why.
+    """The chosen `count` of Learners and `average_every`, the candidates, and why.
 
     `left_out` says why other counts are not among the candidates, `bound` which intervals were allowed and why.
     `elsewhere` are as many Learners with the same interval on other `nodes`.

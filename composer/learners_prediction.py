@@ -52,10 +52,10 @@ class LearnersPredictions:
         self.misses = 0
 
     def choice(self, stated: LearnersSpec, auto: tuple[str, ...], timesteps: int | None) -> LearnersChoice:
-        """The best of what is left open, in a run of so many environment steps.
+        """The best choice of the open values, in a run of this many environment steps.
 
-        `auto` names what is: "count", "average_every"; and the nodes, if there are some and none are stated. Raises
-        PearlError where a stated count is not possible.
+        `auto` names the open values: "count", "average_every"; the nodes are open, too, if there are some and none are
+        stated. Raises PearlError where a stated count is not possible.
         """
         intervals = Intervals(self._gradient_steps(timesteps or USUAL_TIMESTEPS))
         every = None if "average_every" in auto else stated.average_every
@@ -83,7 +83,7 @@ class LearnersPredictions:
         return self._with_others(choice)
 
     def _with_others(self, choice: LearnersChoice) -> LearnersChoice:
-        """The choice with what was predicted of the same on other nodes."""
+        """The choice with the predictions of the same Learners on other nodes."""
         same = self._predicted.get((choice.count, choice.average_every), ())
         return dataclasses.replace(choice, elsewhere=tuple(one for one in same if one.nodes != choice.nodes))
 

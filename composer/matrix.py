@@ -58,7 +58,7 @@ class ReplayCell:
 class LearnerCell:
     """T_Learner of one iteration on a device, and the implementation and parameters for which it holds.
 
-    The batch is in the device's memory when a step begins: to bring it there is the Data Storage's work. On an FPGA
+    The batch is in the device's memory when a step begins: bringing it there is the Data Storage's work. On an FPGA
     `sub_batches` is DP, the number of pipelines, and `unroll` UF of each layer of each network (empty elsewhere). With
     `prefetch` another thread draws the next batch during a step.
     """

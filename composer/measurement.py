@@ -21,8 +21,8 @@ _ROUNDING = 1e-12  # relative error of a percentile between two samples
 class Measurement:
     """A latency in microseconds: `value_us` is the median of `n` samples, `p20_us` and `p80_us` their spread.
 
-    A modelled value has n = 0 and no spread. `note` is what a reader of the value must know: parts such as
-    "extrapolated: batch above 256" with "; " between them. Tables show only the word before the colon.
+    A modelled value has n = 0 and no spread. `note` is for the reader of the value: parts such as "extrapolated: batch
+    above 256" with "; " between them. Tables show only the word before the colon.
     """
 
     value_us: float
@@ -67,7 +67,7 @@ class Measurement:
 
     @property
     def least_us(self) -> float:
-        """The fastest sample; without samples the p20. What else runs on the machine slows the others down more."""
+        """The fastest sample, which other programs on the machine slowed down least; without samples the p20."""
         return min(self.samples) if self.samples else self.p20_us
 
     @property

@@ -207,7 +207,7 @@ class _Fpga:
         reason: CapacityError | None = None
         for tree in trees:
             try:
-                design = space.beside(tree)
+                design = space.with_replay(tree)
             except CapacityError as error:
                 reason = error
                 continue

@@ -1,4 +1,4 @@
-"""What each node of a cluster has: its Learners with their banks, and Actors by its cores and its connection."""
+"""The share of each node of a cluster: Learners with their banks, and Actors by its cores and its connection."""
 
 from __future__ import annotations
 

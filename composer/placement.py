@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from composer.explain import Explanation
 
 
-BEYOND_PARTS = "what its parts do not explain"  # of an iteration that was measured as a whole
+BEYOND_PARTS = "what its parts do not explain"  # the difference between an iteration measured as a whole and its parts
 
 TIE = 1e-9  # costs with a smaller relative difference are equal
 
@@ -41,8 +41,8 @@ class IterationTerms:
     explain (less, if negative). The Learner gathers, if `learner_gathers`, else the host does.
 
     Several Learners average their parameters after every H steps: `average_us` is an iteration's share of that, and
-    `waiting_us` what it takes longer than an iteration of one that trains alone: they share caches and memory, and wait
-    for the slowest of a round.
+    `waiting_us` the rest by which it is longer than an iteration of one that trains alone: they share caches and
+    memory, and wait for the slowest of a round.
 
     With `inserts_between` the program inserts between iterations, not while the Learner trains.
 
@@ -86,7 +86,7 @@ class IterationTerms:
 
     @property
     def t_itr_us(self) -> float:
-        """The time of an iteration in the steady state: the slowest stage, and what a trial found beyond it."""
+        """The time of an iteration in the steady state: the slowest stage, and time that a trial found beyond it."""
         return sum(self.critical().values())
 
     def by_primitive(self) -> dict[str, float]:
@@ -168,7 +168,7 @@ class IterationTerms:
         return {name: value / (self.delay + 1) for name, value in terms.items()}
 
     def critical(self) -> dict[str, float]:
-        """The terms of the slowest stage, and what a trial found beyond it, by their names in a report."""
+        """The terms of the slowest stage, and the time that a trial found beyond it, by their names in a report."""
         slowest = max(self.stages(), key=lambda stage: sum(stage.values()))
         return slowest | {BEYOND_PARTS: self.beyond_parts_us}
 
@@ -683,7 +683,7 @@ class Placement:
         return from_document(cls, text, cls.FORMAT, cls.VERSION)
 
     def explain(self, *, pairs: int = 4) -> Explanation:
-        """The costs term by term of the choice and the next best `pairs`, what decides, and what would change it.
+        """The costs term by term of the choice and the next best `pairs`, the deciding term, and break-even values.
 
         Print the result as text, or with rich.
         """

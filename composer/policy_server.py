@@ -10,7 +10,7 @@ from composer.measurement import Measurement
 from pearl.errors import EnvError, PolicyServerError
 from pearl.spec import ActorSpec
 
-_WORTH_IT = 1.05  # a gain below this is not told from noise
+_WORTH_IT = 1.05  # a smaller gain may be noise
 _LEAST_ROUND_TRIP_US = 30.0  # estimated: two processes wake each other, and a GPU starts and ends its work
 
 

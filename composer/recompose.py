@@ -39,12 +39,12 @@ class Recomposed:
 
 
 def recompose(program: Path, defaults: Mapping[str, Any] | None = None, *, progress: bool = True) -> Recomposed:
-    """Measure anew for the generated `program`, place again, and write a new program next to it.
+    """Measure again for the generated `program`, place again, and write a new program next to it.
 
     The program is imported, not run: its trainer class, ACTORS, REPLAY or ROLLOUT, TRAIN, SETTINGS and ComposerInputs
     count, also as edited. No measurement of the calibration store is used; the new ones replace them there. `defaults`
-    are arguments of `Composer.runtime_gen`. Raises ConfigurationError for a program without these values, and what
-    composing raises.
+    are arguments of `Composer.runtime_gen`. Raises ConfigurationError for a program without these values, and the
+    errors of composing.
     """
     module = _imported(program)
     inputs, trainer = _composer_inputs(module, program)
@@ -71,7 +71,7 @@ def _imported(program: Path) -> ModuleType:
     sys.modules[found.name] = module  # dataclasses of the program look for their module
     try:
         found.loader.exec_module(module)
-    except Exception as error:  # whatever an edited program does at import
+    except Exception as error:  # an edited program may raise anything at import
         raise ConfigurationError(f"{program} cannot be imported to be composed again: {described(error)}.") from error
     except SystemExit as error:  # the trainer class cannot be imported, as a printed message says
         raise ConfigurationError(f"{program} cannot be imported to be composed again.") from error
@@ -99,12 +99,12 @@ def _composer_inputs(module: ModuleType, program: Path) -> tuple[ComposerInputs,
 
 
 def _data_of(module: ModuleType) -> str:
-    """What the program calls the data that it trains on."""
+    """The program's name of its training data: REPLAY or ROLLOUT."""
     return "ROLLOUT" if hasattr(module, "ROLLOUT") else "REPLAY"
 
 
 def _describe(composer: Composer, module: ModuleType, inputs: ComposerInputs, trainer: type, folder: Path) -> None:
-    """Tell the composer what it was told when it composed the program."""
+    """Repeat the `set_*` calls with which the program was composed."""
     if inputs.devices:
         composer.set_device_file(_from(folder, inputs.devices))
         composer.set_connection_file(_from(folder, inputs.connections))

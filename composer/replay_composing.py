@@ -431,7 +431,7 @@ class ReplayComposing(Composing):
         return functools.partial(decide, **self._of_several(profiler, matrix, problem)), rule
 
     def _of_several(self, profiler: Profiler, matrix: AssignmentMatrix, problem: Problem) -> Mapping[str, Any]:
-        """What `place` is told of several Learners: nothing of one."""
+        """The arguments of `place` for several Learners; empty for one."""
         several, pair, spec = profiler.side_by_side(matrix), profiler.fastest_pair(matrix), problem.learners
         if several is None or pair is None:
             return {}
@@ -477,7 +477,7 @@ class ReplayComposing(Composing):
     # --- what the user left to the composer -------------------------------------------------------------------------
 
     def _tune(self, budget: Budget) -> bool:
-        """Search the settings that were left to the composer; whether to compose again with what was found."""
+        """Search the settings that were left to the composer; returns whether to compose again with new values."""
         until, placement = time.monotonic() + budget.seconds, self.placement
 
         def measure(problem: Problem, run: int) -> Speed | None:
@@ -588,7 +588,7 @@ def _check_memory(replay: ReplaySpec, transition: TransitionSpec, platform: Plat
 
 
 def memory_line(replay: ReplaySpec, transition: TransitionSpec) -> str:
-    """What the Data Storage needs with what it shares, and would need without; empty for small transitions."""
+    """A line on the memory of the Data Storage with and without sharing; empty for small transitions."""
     shared, whole = (replay.capacity * n for n in (stored_nbytes(transition, replay), transition.nbytes))
     if shared == whole:
         return ""

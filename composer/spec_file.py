@@ -145,7 +145,7 @@ _TABLES: dict[str, dict[str, _Key]] = {
 }
 
 
-# What `pearl sweep` reads, and composing leaves alone.
+# Tables that `pearl sweep` reads, and composing ignores.
 SWEEP_TABLES = ("sweep", "search")
 
 

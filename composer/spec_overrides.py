@@ -20,7 +20,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
-    """Values by "TABLE.KEY"; what is no value of TOML is a text. ConfigurationError for a text without key."""
+    """Values by "TABLE.KEY"; anything that is no TOML value is a text. ConfigurationError for a text without key."""
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""Reads what a user says about the number of Learners and where they run (`Composer.set_learners`)."""
+"""Reads the user's settings for the number of Learners and their nodes (`Composer.set_learners`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pearl.spec import ONE_LEARNER, Nodes
 
 
 def stated_learners(count: int | str, average_every: int | str, overlap: int) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What `LearnersSpec` begins with, and the names of what the composer chooses ("auto").
+    """The first values for `LearnersSpec`, and the names of those that the composer chooses ("auto").
 
     Raises ConfigurationError for another text.
     """
@@ -29,7 +29,7 @@ def stated_learners(count: int | str, average_every: int | str, overlap: int) ->
 
 
 def stated_nodes(nodes: object, count: int | str) -> Nodes:
-    """The nodes of Learners, as a program has them; ConfigurationError for what is no mapping of names to numbers."""
+    """The nodes of Learners, as a program has them; ConfigurationError unless names are mapped to numbers."""
     if nodes is None:
         return ()
     if not isinstance(nodes, Mapping) or isinstance(count, str):

@@ -35,9 +35,9 @@ USUAL_BUDGET_S = 60.0
 BUDGET_VARIABLE = "PEARL_BUDGET_S"
 
 _MEASURED_S = 1.0  # at each pace
-OPTIMISM = 2.0  # a program is hardly ever so many times as fast as its parts predict
-DECISIVE = OPTIMISM**2  # predicted to be so many times as slow as another, a program is not the fastest
-CLOSE = 1.25  # two runs of one program may differ so much: programs that differ less are tried again
+OPTIMISM = 2.0  # a program is hardly ever more than this many times as fast as its parts predict
+DECISIVE = OPTIMISM**2  # a program predicted to be this many times as slow as another is not the fastest
+CLOSE = 1.25  # two runs of one program may differ by this factor: programs that differ less are tried again
 USUAL_RUNS = 2  # of those, and with a budget of the user's of all
 MOST_RUNS = 3  # of those, with a budget of the user's
 USUAL_RUN_S = 6.0
@@ -86,7 +86,7 @@ def _checked(seconds: float, what: str) -> float:
 
 @dataclass(frozen=True)
 class Speed:
-    """What a program trained per second at its replay ratio: while a batch was under way, and all waiting included."""
+    """EPS of a program at its replay ratio: while a batch was under way, and with all waiting included."""
 
     eps: float
     overall_eps: float
@@ -94,7 +94,7 @@ class Speed:
 
 @dataclass
 class ProgramRuns:
-    """Runs programs of one problem, or knows what they did in earlier compositions.
+    """Runs programs of one problem, or takes their times from earlier compositions.
 
     `write` writes a placement's program to a path; they run in `folder`.
     """
@@ -190,7 +190,7 @@ def _name(candidate: Candidate) -> str:
 class Trials:
     """Tries programs of placements, and places again with what they did.
 
-    `decide` is Algorithm 1 with what was measured of whole programs.
+    `decide` is Algorithm 1 with the measured times of whole programs.
     """
 
     programs: ProgramRuns
@@ -202,7 +202,7 @@ class Trials:
     _longest_s: float = field(default=0.0, init=False)
 
     def placed(self) -> Placement:
-        """The placement with what the most promising programs did, and the best of these chosen.
+        """The placement with the times of the most promising programs, and the best of these chosen.
 
         Known trials cost no time. A program that cannot be written, fails, or hangs is reported, and not chosen.
         """

@@ -1,7 +1,7 @@
 """Searches settings that the user left to the composer ("auto"), by programs that differ in one of them.
 
-The thesis chooses them by hand (4.3.1: the delay of priority updates; 5.5: Actors). What they change is how long the
-Learner and the Actors wait for each other, so programs are compared by their speed with all waiting included.
+The thesis chooses them by hand (4.3.1: the delay of priority updates; 5.5: Actors). They change how long the Learner
+and the Actors wait for each other, so programs are compared by their speed with all waiting included.
 
 The replay ratio is not searched: a speed does not say how well a program learns. It is the ratio at which neither side
 waits, by the times that were measured of both, within the bounds of the algorithm.
@@ -18,7 +18,7 @@ from composer.trials import Speed
 from composer.tunables import TUNABLES, Tunable
 from pearl.errors import ConfigurationError
 
-_WORTH_IT = 1.05  # a gain below this is not told from noise
+_WORTH_IT = 1.05  # a smaller gain may be noise
 _SATURATED = 0.97  # the share of the time in which a Learner trains, above which more data would not help
 
 
@@ -65,7 +65,7 @@ def tuned(
 ) -> dict[str, int]:
     """The values of the settings `names` with which the placement's program is fastest, one setting after the other.
 
-    From its first value a setting goes up as long as that gains 5 %, or else down; what won has to win a second time.
+    From its first value a setting goes up as long as that gains 5 %, else down; the winner has to win a second time.
     `measure` returns the speed of the program of a problem, or None where it cannot be tried, and raises
     ConfigurationError for a value that is refused.
     """
@@ -127,7 +127,7 @@ class _Search:
         """Whether the value ran once more."""
         try:
             speed = self._measure(self._tunable.change(self._problem, value), len(self.speeds.get(value, ())))
-        except ConfigurationError:  # more than the replay or the machine takes
+        except ConfigurationError:  # the value is too large for the replay or the machine
             return False
         if speed is not None:
             self.speeds.setdefault(value, []).append(speed)

@@ -10,7 +10,7 @@ from pearl.actors.vectorization import VECTORIZATIONS, is_game
 from pearl.errors import EnvError
 from pearl.spec import ActorSpec
 
-_WORTH_IT = 1.05  # a gain below this is not told from noise
+_WORTH_IT = 1.05  # a smaller gain may be noise
 
 Say = Callable[[str], None]
 

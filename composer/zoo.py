@@ -1,8 +1,8 @@
 """Settings of RL Zoo (rl-baselines3-zoo) for an algorithm and an environment, as those of a composition.
 
-What an entry leaves out has the defaults of Stable-Baselines3 2, not those of PEARL: the point is to train what the
-entry describes. A setting without a counterpart is refused by name. The file is read by PyYAML's safe loader; texts
-such as "dict(net_arch=[256, 256])" are parsed, and nothing is evaluated.
+Settings that an entry leaves out have the defaults of Stable-Baselines3 2, not those of PEARL: the point is to train
+what the entry describes. A setting without a counterpart is refused by name. The file is read by PyYAML's safe loader;
+texts such as "dict(net_arch=[256, 256])" are parsed, and nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ _CLASSES = {"ppo_lstm": "RecurrentPPO"}  # where it is not the name of the file
 # The parts of an LSTM in policy_kwargs, with sb3-contrib's defaults.
 _LSTM = {"lstm_hidden_size": 256, "n_lstm_layers": 1, "shared_lstm": False, "enable_critic_lstm": True}
 _LONGEST_SEQUENCE = 32
-_OF_PLAIN_ALGORITHMS = {"n_step": 1, "double": False, "saturation_penalty": 0.0}  # what Stable-Baselines3 has not
+_OF_PLAIN_ALGORITHMS = {"n_step": 1, "double": False, "saturation_penalty": 0.0}  # that Stable-Baselines3 lacks
 _RENAMED = {  # settings whose values mean the same
     "gae_lambda": "gae_lambda",
     "max_grad_norm": "max_grad_norm",
@@ -141,7 +141,7 @@ _TEXT_OF_RATE = re.compile(r"lin_(?P<start>[0-9.eE+-]+)")
 class ZooSettings:
     """An entry of RL Zoo as arguments of the `set_*` calls of a Composer, and the `timesteps` of the program.
 
-    `source` says which entry of which file; `notes` what is not the same here as there.
+    `source` names the entry and its file; `notes` name differences from Stable-Baselines3.
     """
 
     source: str
@@ -243,7 +243,7 @@ def _some(entries: Mapping[str, Any]) -> str:
 
 @dataclass
 class _Mapping:
-    """Takes the settings of an entry out of `left`, one after the other; what stays there has no counterpart."""
+    """Takes the settings of an entry out of `left`, one after the other; those that remain have no counterpart."""
 
     algorithm: type[Trainer]
     defaults: Mapping[str, Any]

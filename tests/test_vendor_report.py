@@ -394,7 +394,7 @@ def test_imported_times_stand_in_the_matrix_and_decide(
     trainer = make_trainer(problem.trainer_class, problem.observation_space, problem.action_space)
     part = FpgaPart.from_device(device)
     space = program_space(LearnerProgram.of(trainer), part, batch, device)
-    joined = space.joined(space.beside(TREE).timing, TREE, found.timing)
+    joined = space.joined(space.with_replay(TREE).timing, TREE, found.timing)
     assert row.pair.replay.sample.value_us == pytest.approx(found.microseconds(joined.sampling))
     assert joined.sampling > found.sampling.cycles(2, batch) - joined.learner
     assert "imported" in str(composer.matrix)

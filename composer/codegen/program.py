@@ -350,7 +350,7 @@ def rendered(template: str, values: Mapping[str, object], primitives_and_trainer
 
 
 def user_values(source: Source, trainer: UserImport) -> dict[str, object]:
-    """How the program imports and names what the user wrote."""
+    """The imports and names of the user's code in the program."""
     here, actors = source.path.resolve().parent, source.problem.actors
 
     def folder(one: UserImport) -> str:
@@ -499,7 +499,7 @@ def _placement_note(source: ProgramSource, setting: int, on: tuple[Device, Devic
 
 
 def policy_note(actors: ActorSpec) -> str:
-    """Where the policy of Actors runs, if not in them."""
+    """A note on where the policy of Actors runs, if not in them."""
     return f", policy served on {actors.policy_server}" if actors.is_served else ""
 
 
@@ -512,7 +512,7 @@ def actors_on_nodes(nodes: Iterable[NodeShare]) -> list[str]:
 
 
 def _learners_note(source: ProgramSource) -> list[str]:
-    """What there is to say of several Learners; nothing of one."""
+    """A note on several Learners; empty for one."""
     spec = source.problem.learners
     if spec.count == 1:
         return []

@@ -1,4 +1,4 @@
-"""Finds the modules from which a generated program imports what the user wrote: trainer, environment, wrappers."""
+"""Finds the modules from which a generated program imports the user's code: trainer, environment, wrappers."""
 
 from __future__ import annotations
 

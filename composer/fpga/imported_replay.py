@@ -190,7 +190,7 @@ class _Imports:
         try:
             part = FpgaPart.from_device(self._device)
             space = program_space(LearnerProgram.of(self._trainer), part, self._batch, self._device)
-            design = space.beside(found.tree)
+            design = space.with_replay(found.tree)
         except CapacityError as error:  # the model chose another fanout
             pair = MissingCell(f"both do not fit one FPGA: {error}")
         else:

@@ -225,9 +225,9 @@ class LearnerProgram:
 
         0 if there are too many stages for a single copy.
         """
-        beside = len(self.weight_stages) + self.stochastic
+        others = len(self.weight_stages) + self.stochastic
         extra = 0 if self.acts or self.double else len(self.networks[0])
-        return max(0, (MOST_STAGES - beside) // (len(self.stages) + extra))
+        return max(0, (MOST_STAGES - others) // (len(self.stages) + extra))
 
     @property
     def row_trips(self) -> tuple[int, ...]:

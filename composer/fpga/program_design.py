@@ -277,7 +277,7 @@ class ProgramSpace:
 
         return self._best(self.part, alone)
 
-    def beside(self, tree: ReplayTree, replay: ReplayTiming | None = None) -> ProgramDesign:
+    def with_replay(self, tree: ReplayTree, replay: ReplayTiming | None = None) -> ProgramDesign:
         """The fastest Learner joined to the Replay Manager of `tree`, with its nominal cycles or those of `replay`."""
         used = replay_resources(tree, self.part)
         left = self.part.without(used)

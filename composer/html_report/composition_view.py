@@ -1,4 +1,4 @@
-"""What a report shows of a composition: the matrix as a heat map, every placement, the stages of an iteration."""
+"""The part of a report on a composition: the matrix as a heat map, every placement, the stages of an iteration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_LISTED = 40
 
 
 def view(made: Composition) -> View:
-    """What the report shows."""
+    """The view of the composition for the report."""
     placement = made.placement
     rm, learner, terms = placement.replay_config, placement.learner_config, placement.terms
     metric = "energy (EPS per watt)" if placement.metric == "power_efficiency" else "throughput (EPS)"

@@ -31,7 +31,7 @@ def report_page(folder: Path, *, composition: Path | None = None, trace: Path | 
     """The report of the run in `folder` as HTML text, which is also well-formed XML.
 
     `composition` names a PROGRAM.composition.json in place of the run's own, `trace` the file of `--trace`; raises
-    ConfigurationError where a named file cannot be read. What else is missing or damaged is said on the page.
+    ConfigurationError where a named file cannot be read. The page says what else is missing or damaged.
     """
     return render(read_run(folder, composition, trace))
 

@@ -17,7 +17,7 @@ _BADGE, _CHARACTER = 20.0, 6.4
 
 
 def facts(device: Device) -> str:
-    """What the device CSV says of a device, in a line."""
+    """The device CSV's facts about a device, in a line."""
     numbers = (
         ("cores", device.cores),
         ("GB", device.memory_gb),

@@ -1,4 +1,4 @@
-"""What a report shows of a composition with rollouts: GAE and the Learner in turn with, or beside, collecting."""
+"""The part of a report on a composition with rollouts: GAE and the Learner, before or during further collecting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLUMNS = ("GAE", "Learner")
 
 
 def view(made: RolloutComposition) -> View:
-    """What the report shows."""
+    """The view of the composition for the report."""
     placement, choice = made.placement, made.placement.choice
     found = parts_of(choice)
     collecting = found.pop("collection", 0.0)

@@ -1,4 +1,4 @@
-"""What a report shows of a run: its key numbers, its curves, and its iterations against the prediction."""
+"""The part of a report on a run: its key numbers, its curves, and its iterations against the prediction."""
 
 from __future__ import annotations
 

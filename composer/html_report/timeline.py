@@ -52,7 +52,7 @@ class _Task:
 def predicted_schedule(placement: Placement) -> list[Work]:
     """The work of a few batches in the steady state, as the predicted terms imply.
 
-    Each task starts as early as its device, the data and the priority update delay allow. What a trial found
+    Each task starts as early as its device, the data and the priority update delay allow. Time that a trial found
     beyond the parts is not drawn.
     """
     terms, delay = placement.terms, min(placement.delay_in_effect, _MOST_DELAY)

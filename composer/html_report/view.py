@@ -1,4 +1,4 @@
-"""What a report shows of any composition; `composition_view` and `rollout_view` fill it."""
+"""The view of any composition for a report; `composition_view` and `rollout_view` fill it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the iteration that runs beside the others; the slowest one gives the time of an iteration."""
+    """A part of the iteration that runs in parallel with the others; the slowest one gives the time of an iteration."""
 
     name: str
     us: str

@@ -130,7 +130,7 @@ class RolloutComposing(Composing):
         self._checked_problem()
 
     def _refuse(self) -> None:
-        """Raise ConfigurationError for what only a trainer with a replay has."""
+        """Raise ConfigurationError for settings that only a trainer with a replay has."""
         said = self.description
         refuse_replay_settings(self.trainer_class, said.replay, self.training, said.auto, said.metric)
         refuse_learners(self.trainer_class, said.learners)
@@ -159,7 +159,7 @@ class RolloutComposing(Composing):
         )
 
     def _composed(self, budget: Budget, *, thorough: bool = False) -> Profiled:
-        """Set problem, platform, matrix and placement; what was measured for them."""
+        """Set problem, platform, matrix and placement; return the measurements behind them."""
         self._refuse()
         said, thorough = self.description, thorough or budget.stated
         if "count" in said.auto_learners:
@@ -181,8 +181,8 @@ class RolloutComposing(Composing):
         profiler = RolloutProfiler(platform, problem, self.store, self.say, watch=self.watch, thorough=thorough)
         self.problem = placed = problem
         if platform.nodes:
-            beside = ONE_LEARNER if problem.rollout.policy_lag else None
-            placed = self._spread(problem, platform, profiler.transition_us, learners=beside)
+            learners = ONE_LEARNER if problem.rollout.policy_lag else None  # that train while Actors collect
+            placed = self._spread(problem, platform, profiler.transition_us, learners=learners)
         self.matrix = profiler.matrix()
         end_waiting()
         self._keep_machine(platform)

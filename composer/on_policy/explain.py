@@ -1,4 +1,4 @@
-"""Explains a placement with rollouts: what takes the time, and why each other placement was not chosen."""
+"""Explains a placement with rollouts: where the time goes, and why each other placement was not chosen."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RolloutExplanation:
 
 
 def why_not(placement: RolloutPlacement, other: RolloutCandidate) -> str:
-    """How much longer another candidate takes, in which parts, and which would have to be how fast for it to win."""
+    """How much longer another candidate takes, in which parts, and how fast a part must be for it to win."""
     chosen, gap = placement.choice, other.terms.t_itr_us - placement.choice.terms.t_itr_us
     if gap <= 0 and any(_has_needless_threads(other, fewer) for fewer in placement.candidates):
         return "It needs more threads, and is not faster by a tenth than with fewer."
@@ -72,5 +72,5 @@ def _has_needless_threads(candidate: RolloutCandidate, fewer: RolloutCandidate) 
 
 
 def parts_of(candidate: RolloutCandidate) -> dict[str, float]:
-    """Microseconds of the parts, without those of none."""
+    """Microseconds of the parts, without parts that take no time."""
     return {name: us for name, us in candidate.terms.parts().items() if name != "iteration"}

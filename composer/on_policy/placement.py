@@ -1,4 +1,4 @@
-"""Algorithm 1 for on-policy training: the devices of GAE and of the Learner, and what the alternatives would cost.
+"""Algorithm 1 for on-policy training: the devices of GAE and of the Learner, and the cost of the alternatives.
 
     T_itr = T_collect + T_comm + T_GAE(i) + T_comm(i, j) + T_Learner(j)          with policy_lag 0: in turn
     T_itr = max(T_collect, T_comm + T_GAE(i) + T_comm(i, j) + T_Learner(j))      with policy_lag 1: at the same time
@@ -81,7 +81,7 @@ class RolloutTerms:
 
 @dataclass(frozen=True)
 class RolloutCandidate:
-    """One way to place both primitives, and what an iteration takes; `tried`, if its program was, is that of it."""
+    """One way to place both primitives, and the times of an iteration: predicted, or `tried` if its program was."""
 
     advantages: AdvantagesConfig
     learner: RolloutLearnerConfig
@@ -158,7 +158,7 @@ class RolloutPlacement:
 
     @property
     def assumption(self) -> str:
-        """Under what the prediction holds, in words."""
+        """The assumption of the prediction, in words."""
         how = "while the next rollout is collected" if self.policy_lag else "in turn with collecting"
         where = ", all Actors on this machine" if self.nodes else ""
         return f"each transition counted once, training {how}{where}"
@@ -182,7 +182,7 @@ class RolloutPlacement:
         )
 
     def explain(self, *, pairs: int = 4) -> RolloutExplanation:
-        """What takes the time, and why each of `pairs` other candidates was not chosen."""
+        """Where the time goes, and why each of `pairs` other candidates was not chosen."""
         from composer.on_policy.explain import RolloutExplanation
 
         return RolloutExplanation(self, pairs)

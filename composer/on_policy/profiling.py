@@ -178,7 +178,7 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
     def _learner(
         self, device: Device, name: str, made: RolloutLearnerImplementation, fastest_us: float
     ) -> list[LearnerColumn]:
-        """A cell for each number of threads: which is the fastest beside Actors, only a program shows.
+        """A cell for each number of threads: only a program shows which is the fastest while Actors run.
 
         `fastest_us` is the least time so far, of any implementation: next to it, slow ones need few samples.
         """
@@ -234,13 +234,13 @@ class RolloutProfiler(MeasuringContext[RolloutProblem]):
             )
             learner.prepare()
             columns = p.random_rollout(np.random.default_rng(0))
-            self._let_act(trainer, columns)  # other actions would make steps that no run makes
+            self._act_in(trainer, columns)  # other actions would make steps that no run makes
             return measure(lambda: learner.train(columns), self.budget_s, worth_us=worth_us)
 
         return {"step": timed()}
 
-    def _let_act(self, trainer: OnPolicyTrainer, columns: dict[str, np.ndarray]) -> None:
-        """Give each row the log probability of its action; in C++, without torch, of an action that is drawn anew."""
+    def _act_in(self, trainer: OnPolicyTrainer, columns: dict[str, np.ndarray]) -> None:
+        """Give each row the log probability of its action; in C++, without torch, of a newly drawn action."""
         plan = self._native_policy
         if plan is None:
             columns[LOG_PROB] = present_policy(trainer, columns)[0]

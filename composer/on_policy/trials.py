@@ -1,4 +1,4 @@
-"""Tries the programs of the most promising placements with rollouts, and places by what they did.
+"""Tries the programs of the most promising placements with rollouts, and places by their measured times.
 
 The sum of separately measured parts leaves out how processes and threads wake each other and share cores.
 """
@@ -35,7 +35,7 @@ _TIMES = ("paced", "free", "overall")
 
 @dataclass(frozen=True)
 class RolloutTrials:
-    """Runs programs of one problem, or knows what they did in earlier compositions.
+    """Runs programs of one problem, or takes their times from earlier compositions.
 
     `write` writes the program of a placement's choice to a path; they run in `folder`.
     """

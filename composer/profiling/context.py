@@ -1,4 +1,4 @@
-"""What all columns of the matrix share: known measurements, and the trainer, replay and Actors to profile."""
+"""Shared by all columns of the matrix: known measurements, and the trainer, replay and Actors to profile."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ logger = logging.getLogger("pearl.composer")
 
 BUDGET_S = 1.0  # of one measurement
 QUICK_BUDGET_S = 0.15  # of one that need not be thorough
-# So many times another Learner's least time: one whose step takes longer by a low bound is not measured, and one whose
-# warm-up took longer is measured no further.
+# Factors of another Learner's least time: a Learner whose step takes longer by a low bound is not measured, and one
+# whose warm-up took longer is measured no further.
 _SLOW_BY_BOUND, _SLOW_BY_WARM_UP = 1.2, 2.0
 
 _FANOUTS = (4, 8, 16, 32, 64)
@@ -229,7 +229,7 @@ class MeasuringContext(Generic[_Problem]):
 
     @property
     def actors_rollout(self) -> RolloutSpec | None:
-        """What a message of an Actor is a part of."""
+        """The rollout that a message of an Actor is a part of."""
         return None
 
     @functools.cached_property
@@ -295,7 +295,7 @@ class MeasuringContext(Generic[_Problem]):
 
     @functools.cached_property
     def _probed(self) -> tuple[Any, str]:
-        """The same, and the structure of its networks, which is told before anything may put them in torch."""
+        """The probe, and the structure of its networks, which is read before anything may move them to torch."""
         trainer = self._trainer("cpu")
         return trainer, structure_of(trainer, self.problem.observation_space.shape)
 

@@ -76,7 +76,7 @@ class Profiler(ProfilingContext):
         name = pair.learner.implementation
         if name not in self._side_by_side:
             count = self.problem.learners.count
-            # No more fit this machine, if others take some; without others they take turns.
+            # With other nodes, at most one Learner for each core runs here; without, all run here and take turns.
             at_once = min(count, self.platform.host.cores or 1) if self.platform.nodes else count
             self._side_by_side[name] = side_by_side(self, pair, at_once)
         return self._side_by_side[name]

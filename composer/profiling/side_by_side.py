@@ -206,7 +206,7 @@ class _Group:
         self._steps[rank] = _timed(steps, self._budget_s * _TOGETHER, beta)
 
     def _average(self, rank: int) -> None:
-        """Rounds of one step each: what they take beyond the step."""
+        """Rounds of one step each: the time beyond the step."""
         with self._making:
             link = self._server.link(rank)
             local = LocalLearner(self._setup, rank, lambda layout: SharedMemoryAverager(link, layout))

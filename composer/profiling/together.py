@@ -1,6 +1,6 @@
 """Times all Actors of a run side by side, with the policy server if they have one: the run's own processes and queues.
 
-Profiled is what runs: where Actors wait for answers, neither one Actor nor one batch alone says how fast they are.
+The parts are not profiled alone: where Actors wait for answers, neither one Actor nor one batch shows their speed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def measure_together(
 
 
 class _Together:
-    """The processes, which `stack` ends, and what the host has of them."""
+    """The processes, which `stack` ends, and the host's queues and reports."""
 
     def __init__(
         self,

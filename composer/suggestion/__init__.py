@@ -1,1 +1,1 @@
-"""Settings for an environment and this machine: what random actions see, measured steps, choices, and their files."""
+"""Settings for an environment and this machine: random steps, measured gradient steps, choices, and their files."""

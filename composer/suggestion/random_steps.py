@@ -1,4 +1,4 @@
-"""Steps an environment with random actions, in a process of its own, and says what they saw."""
+"""Steps an environment with random actions, in a process of its own, and reports what they saw."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ def _silent(_: str) -> None:
 class Suggestion:
     """An algorithm and settings for an environment, by the table of a composition file that they belong to.
 
-    `trainer` has settings of the class and fields of `TrainSpec` and `RolloutSpec`. `facts` are what the choices follow
-    from, in words.
+    `trainer` has settings of the class and fields of `TrainSpec` and `RolloutSpec`. `facts` are the facts behind the
+    choices, in words.
     """
 
     env: str
@@ -401,7 +401,7 @@ def _replay(facts: Facts, trainer_class: type[Trainer]) -> tuple[Choice, ...]:
 
 
 def _stored_once(facts: Facts) -> tuple[Choice, ...]:
-    """What of the observations is stored once; nothing of vectors, which are small."""
+    """The replay's options that store shared observations once; none for vectors, which are small."""
     if not facts.images:
         return ()
     if stack := facts.tried.stack:

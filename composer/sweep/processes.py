@@ -1,4 +1,4 @@
-"""Programs that a sweep starts: watched while they run, and ended when that is asked."""
+"""Programs that a sweep starts: watched while they run, and ended when the sweep is to stop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Processes:
     def run(self, command: Sequence[str], log: Path, look: Callable[[], None] = lambda: None) -> None:
         """Run `command` to its end, its output in `log`; `look` is called several times a second.
 
-        What `look` raises ends the program at once. Raises SweepStoppedError, after the program has saved and stopped,
+        An error of `look` ends the program at once. Raises SweepStoppedError, after the program has saved and stopped,
         and TrialFailedError if it fails.
         """
         with log.open("ab") as output:

@@ -110,7 +110,7 @@ class Study:
             ) from error
 
     def _continue_interrupted(self) -> None:
-        """Put what no process works on any more to the front; the finished runs in its folder are kept."""
+        """Put interrupted trials to the front; the finished runs in their folders are kept."""
         with self._quietly():
             found = self._study.get_trials(deepcopy=False)
             continued = {trial.user_attrs.get(_CONTINUES) for trial in found}
