@@ -121,7 +121,7 @@ def main() -> int:
         ]
         buffer = CollectionBuffer(session.transition, session.insertion_rows, session.message_rows)
 
-        # === Launch the Learners (each: sample its bank -> gather -> train -> update; then all average), the Actors ===
+        # === Launch the Learners (each: sample its bank -> gather -> train -> update; all average) and the Actors ===
         session.launch(learners)
         session.publish(learner, wsq)
         session.launch_actors(dcqs, wsq)
@@ -137,7 +137,7 @@ def main() -> int:
             if session.insertion_due(buffer):
                 learners.insert(buffer.take_all(), session.beta, session.progress)
                 session.inserted()
-            # The Learners have averaged: the Actors get the policy.
+            # After an average, give its policy to the Actors.
             session.averaged(learner, wsq)
             session.wait()
         return session.finish()

@@ -48,7 +48,7 @@ from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
 TinyDQN = import_class(
     "trainers",
     "TinyDQN",
-    folder="..",  # from this file's
+    folder="..",  # relative to this file
     program=__file__,
 )
 PROGRAM = Program(
@@ -66,7 +66,7 @@ PROGRAM = Program(
     },
     devices={"actors": "cpu0", "replay_manager": "cpu0", "storage": "cpu1", "learner": "cpu1"},
     composed_from="the devices found on the machine that composed it",
-    composer_inputs=ComposerInputs(  # what --recompose asks the composer for
+    composer_inputs=ComposerInputs(  # further inputs of the composer, for --recompose
         trainer="TinyDQN",
         placed="Replay Manager on cpu0, torch Learner on cpu1, Data Storage on cpu1",
         devices="",

@@ -59,7 +59,7 @@ PROGRAM = Program(
     },
     devices={"actors": "cpu0", "replay_manager": "cpu0", "storage": "cpu0", "learner": "cpu0"},
     composed_from="the devices found on the machine that composed it",
-    composer_inputs=ComposerInputs(  # what --recompose asks the composer for
+    composer_inputs=ComposerInputs(  # further inputs of the composer, for --recompose
         trainer="DQN",
         placed="Replay Manager on cpu0, torch Learner on cpu0, Data Storage on cpu0",
         devices="",
