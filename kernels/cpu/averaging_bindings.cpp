@@ -1,4 +1,4 @@
-// Python bindings of what Learners average: gathering and loading parameters, and their mean.
+// Python bindings for averages between Learners: gathering and loading parameters, and their mean.
 
 #include <cstdint>
 #include <string>

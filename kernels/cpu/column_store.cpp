@@ -95,7 +95,7 @@ class ShortColumns {
       for (std::size_t at = 0; at < count_;) {
         const bool more = fetched_ < columns_.size();
         const std::size_t part = more ? std::min(count_ - at, count_ - row_) : count_ - at;
-        // With nothing left to prefetch: the rows being copied, which costs nothing.
+        // With nothing left to prefetch, prefetch the rows being copied, which costs nothing.
         const Fetch fetch = more ? fetch_rows(part) : Fetch{columns_[c].data, columns_[c].item_bytes, indices_ + at};
         gather_short(columns_[c], indices_ + at, part, targets_[c] + at * columns_[c].item_bytes, fetch);
         at += part;

@@ -137,8 +137,8 @@ template <int lanes, class Source>
 PEARL_SIMD void scan_all(const GaeFactors& factors, const GaeCall& call, const Source& rewards, const Source& values) {
   if constexpr (lanes > 1)
     if (call.envs < lanes) return scan_all<lanes / 2>(factors, call, rewards, values);
-  // Where rows lie a multiple of 2 KB apart, the CPU takes a load for one of what it has just stored in the row after, as
-  // their addresses end alike, and waits. So more of a row is scanned before the next one.
+  // Where rows lie a multiple of 2 KB apart, the low address bits of a load agree with those of the last store to the
+  // row after, and the CPU waits for that store. So more of a row is scanned before the next one.
   const bool aliased = lanes == kMostLanes && call.envs * sizeof(float) % kAliased == 0;
   const std::size_t most = aliased ? kInMemory : kInRegisters;
   std::size_t first = 0;

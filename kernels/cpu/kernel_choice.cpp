@@ -69,7 +69,7 @@ const Table* variant_named(const Variants<Table>& variants, const std::string& n
                            "); found \"" + name + "\".");
 }
 
-// Of kernels that have no variant of this name, the fastest in its place: only a Learner's have one for AMX.
+// Kernels without a variant of this name take their fastest one instead: only a Learner's have one for AMX.
 template <class Table>
 const Table* default_variant(const Variants<Table>& variants) {
   const char* forced = std::getenv("PEARL_ISA");

@@ -48,7 +48,7 @@ TrainingLoop::TrainingLoop(SumTreeReplay& replay, const ColumnStore& storage, le
 
 void TrainingLoop::draw(Drawn& drawn, double beta, Stopwatch& watch) {
   window_.enter_sampling();
-  watch.begin();  // waiting for the host's insertion is no part of sampling
+  watch.begin();  // waiting for the host's insertion does not count as sampling
   try {
     replay_.sample(drawn.batch.rows, beta, drawn.indices.data(), drawn.weights.data(), drawn.generations.data());
     if (banked_) {

@@ -20,7 +20,7 @@
 
 namespace pearl::device {
 
-// A context that is the calling thread's current one while this lives: other libraries find theirs unchanged.
+// Makes a context the calling thread's current one while this lives; other libraries find their own unchanged.
 class Current {
  public:
   Current(cuda::Context context, const std::string& device) {
@@ -84,7 +84,7 @@ class CudaRecording final : public Recording {
   const std::shared_ptr<CudaDevice> device_;
 };
 
-// Where this thread's launches go while it records: not to the queue's stream, in which other threads may launch.
+// The stream that takes this thread's launches while it records: not the queue's, in which other threads may launch.
 thread_local cuda::Stream recording_stream = nullptr;
 
 // Never released: the driver may be unloaded before.
@@ -154,7 +154,7 @@ std::vector<char> read_cached(const std::filesystem::path& path, const std::stri
   return {held.begin() + static_cast<std::ptrdiff_t>(start.size()), held.end() - static_cast<std::ptrdiff_t>(kEnd.size())};
 }
 
-// Written beside and renamed, so that other processes see all of it or nothing. A full disk does no harm.
+// Written to a temporary file and renamed, so that other processes see all of it or nothing. A full disk does no harm.
 void write_cached(const std::filesystem::path& path, const std::string& key, const std::vector<char>& binary) {
   // Not the process's number alone: containers may share the folder.
   const std::filesystem::path partial =
@@ -225,7 +225,7 @@ std::shared_ptr<const Kernels> CudaQueue::compile(const std::string& stem, const
     const std::vector<char> binary = cuda_binary(compiler_, stem, device_->major, device_->minor, options, cached);
     return cuda::driver().cuModuleLoadData(&module, binary.data());
   };
-  // A file that is damaged is made anew.
+  // A damaged file is compiled again.
   if (load(Cached::wanted) != 0) cuda::check(load(Cached::anew), "the compiled kernels cannot be loaded", name());
   Kernels::Named made;
   for (const std::string& kernel : kernels) {

@@ -16,7 +16,7 @@ struct CudaCompiler {
   std::string library, cache;
 };
 
-// What all queues of a device share.
+// Shared by all queues of a device.
 struct CudaDevice;
 
 class CudaQueue final : public DeviceQueue {
@@ -34,7 +34,7 @@ class CudaQueue final : public DeviceQueue {
                                          const std::vector<std::string>& options = {}) override;
   std::size_t most_cluster() const override;
   std::size_t most_block_bytes(const Kernel& kernel) const override;
-  // What `work` launches goes to `stream`, which another library records.
+  // The launches of `work` go to `stream`, which another library records.
   void record_on(cuda::Stream stream, const std::function<void()>& work);
   bool records() const override { return true; }
   void copy_async(const void* from, void* to, std::size_t bytes) override;

@@ -24,7 +24,7 @@ struct EmulatedRecording final : Recording {
   std::vector<Launch> launches;
 };
 
-// Where this thread's launches go while it records.
+// The recording that takes this thread's launches, if any.
 thread_local EmulatedRecording* recording = nullptr;
 
 }  // namespace
@@ -89,7 +89,7 @@ void EmulatedQueue::wait() {
   run_pending();
 }
 
-// What a GPU does not record.
+// Refuses calls that a GPU does not record.
 void EmulatedQueue::refuse_while_recording() const {
   if (recording_here) throw DeviceError("Only launches can be recorded.");
 }

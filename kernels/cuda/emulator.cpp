@@ -126,7 +126,7 @@ struct Block {
 
 thread_local Block* block = nullptr;
 
-// What kernels declare, as this thread has run them.
+// The memory that kernels declare, as this thread has run them.
 thread_local std::vector<std::pair<void*, std::size_t>> declared;
 
 void fill(void* memory, std::size_t bytes) { std::memset(memory, 0xFF, bytes); }  // not numbers

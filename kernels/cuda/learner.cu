@@ -466,7 +466,7 @@ PEARL_DEVICE bool healthy(const Context& c, float loss) {
   return false;
 }
 
-// What a block reads all the time. Arrays of words, since memory that blocks share is not initialised.
+// Data that a block reads all the time. Arrays of words, since memory that blocks share is not initialised.
 constexpr int kHeldInstructions = 64;
 struct HeldTape {
   alignas(16) std::uint32_t context[sizeof(Context) / 4];

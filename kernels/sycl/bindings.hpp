@@ -1,4 +1,4 @@
-// The parts of the module `pearl._sycl` that only it has: each function adds its classes.
+// The parts that only the module `pearl._sycl` has: each function adds its classes.
 #pragma once
 
 #include "pearl/device/bindings.hpp"

@@ -48,8 +48,8 @@ std::filesystem::path cached_mark(const std::string& text, const std::vector<std
 }
 
 // Puts a new source into the runtime's cache, from where it is then built. The cache does not keep the names of values,
-// so the device's compiler takes what was read from it for another program than what was compiled just now. Without this,
-// every program was compiled for the device twice: in the first start, and in the second.
+// so to the device's compiler a cached program differs from a newly compiled one. Without this, every program was
+// compiled for the device twice: at the first start, and at the second.
 template <class Bundle, class Properties>
 void compile_into_cache(Bundle& source, const sycl::device& device, const Properties& properties,
                         const std::filesystem::path& mark) {

@@ -33,7 +33,7 @@ struct Held {
   std::size_t last;        // the last instruction that reads it
 };
 
-// Whether the matrix loaded for one instruction is what another one needs.
+// Whether the matrix loaded for one instruction serves another one.
 bool serves(const Instruction& loader, const Instruction& i, std::size_t blocks) {
   const bool has_share = loader.operation == i.operation || (blocks == 1 && loader.operation == Operation::linear);
   return has_share && loader.parameters == i.parameters && loader.weight == i.weight;

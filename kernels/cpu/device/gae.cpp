@@ -32,7 +32,7 @@ void GaeOnDevice::estimate(const GaeCall& call) {
   if (call.count() == 0) return;
   const std::lock_guard lock(mutex_);
   const std::size_t results = bytes_of(call.count(), sizeof(float));
-  // The memory begins with the results. Rewards and values in float32 lie there too; what else is read follows.
+  // The memory begins with the results. Rewards and values in float32 lie there too; the other inputs follow.
   const bool in_place = call.number_bytes == sizeof(float);
   std::size_t end = in_place ? 0 : 2 * aligned(results);
   const auto piece = [&](const void* from, std::size_t bytes) {
@@ -46,7 +46,7 @@ void GaeOnDevice::estimate(const GaeCall& call) {
                           piece(call.ends, call.count()),
                           piece(call.bonus, call.bonus != nullptr ? results : 0)};
   if (host_.size() < end) {
-    // Both or neither: the size of one tells that of the other.
+    // Allocates both or neither, since the size of `host_` stands for both.
     DeviceArray<std::uint8_t> host(*queue_, end, Placement::pinned);
     if (in_device_memory_) device_ = {*queue_, end, Placement::device};
     host_ = std::move(host);
@@ -77,7 +77,7 @@ Gae::Gae(std::shared_ptr<DeviceQueue> queue, double gamma, double gae_lambda)
       kernels_(queue->compile("gae", {"pearl_gae"})) {}
 
 void Gae::scan(const GaeCall& call) {
-  // As many work-groups as there are of the fewest lanes: each lane has a chain of steps to wait for.
+  // As many work-groups as possible, each with the fewest lanes: each lane waits for a chain of steps.
   const std::size_t share = (call.envs + queue_->most_groups() - 1) / queue_->most_groups();
   const std::size_t lanes = queue_->lanes(std::max(share, kFewestLanes));
   const std::size_t groups = std::min((call.envs + lanes - 1) / lanes, queue_->most_groups());

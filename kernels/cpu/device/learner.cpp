@@ -127,7 +127,7 @@ struct Pass {
 
 }  // namespace
 
-// A part of a tape that waits for no other, and the features that the rest needs of it. All begin with the same load.
+// A part of a tape that depends on no other part, and its features that the rest needs. All begin with the same load.
 struct Branch {
   std::vector<Instruction> tape;
   int result, width;
@@ -148,7 +148,7 @@ struct DeviceLearner::Program {
     return all;
   }
 
-  // The tapes of so many blocks, of one length; the first block has the results of the others.
+  // The tapes of `blocks` blocks, of equal length; the first block has the results of the others.
   std::vector<std::vector<Instruction>> of_blocks(std::size_t blocks) const {
     std::vector<std::vector<Instruction>> tapes(blocks, {{.operation = Operation::none}});
     tapes[0] = tape;
@@ -522,8 +522,8 @@ static std::size_t widest_of(const LearnerModel& model) {
   return widest;
 }
 
-// Rows of lanes: so many that the widest layer runs once, with 8 neurons for a row; of threads, whose rows share the terms
-// of sums too, 4.
+// Enough rows of lanes for the widest layer to run in one pass, with 8 neurons for a row; 4 where lanes are threads,
+// whose rows also share the terms of sums.
 static int slices_of(std::size_t widest, bool threads) {
   const std::size_t neurons = threads ? 4 : 8, most = threads ? kBlockRows : kMostSlices;
   return static_cast<int>(
@@ -762,7 +762,7 @@ LearnerMetrics DeviceLearner::finish() {
   for (int which = 0; which < 3; ++which) {
     OptimizerSettings& optimizer = optimizers_[which];
     std::int64_t moved = launched_[which];
-    // A failed run of steps ended early: the same share of the other optimizers' steps counts.
+    // After a failure only a share of the steps was made: count the same share of each optimizer's steps.
     if (failed && launched > 0) moved = moved * done / launched;
     if (optimizer.adam && optimizer.steps != nullptr) *optimizer.steps += static_cast<float>(moved);
     if (launched_[which] > 0) optimizer.fresh = false;

@@ -292,7 +292,7 @@ const BatchMemory& SumTreeReplay::launch_draw(std::size_t place, std::size_t cou
   return device_batch_;
 }
 
-// Where lanes are threads, many work-groups draw, and then weigh and gather: a GPU has too little to do in one.
+// Where lanes are threads, many work-groups draw, and then weigh and gather: a single one would leave a GPU idle.
 void SumTreeReplay::launch_sampling(const BatchMemory& batch, std::size_t count, const DrawArgument& draw,
                                     ColumnStore* store, const std::int32_t* failure) {
   const std::uint64_t stratum = stratified_ && count > 1 ? stratum_width(count) : 0;

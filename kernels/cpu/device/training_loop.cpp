@@ -131,8 +131,8 @@ const float* DeviceLoop::policy_in_one() {
   return policy_.data();
 }
 
-// Copies the policy from where it is, until the queue is waited for: memory that the host reads itself would move there,
-// and back.
+// Enqueues copies of the policy to pinned memory, complete when the queue was waited for: managed memory that the host
+// reads itself would move to the host and back.
 void DeviceLoop::fetch_policy() {
   float* to = policy_.data();
   for (auto piece = policy().begin(); piece != policy().end();) {

@@ -1,4 +1,4 @@
-// What kernels in AMX share: the shapes of tiles, and whether this process may use them.
+// Shared by the kernels in AMX: the shapes of tiles, and whether this process may use them.
 #pragma once
 
 #if defined(__x86_64__) && defined(__linux__) && !defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 11 && \
@@ -45,9 +45,9 @@ PEARL_AMX_INLINE __m512i pair_of(__m512i lower, __m512i upper) {
   return _mm512_mask_shuffle_epi8(upper, kLower, lower, down);
 }
 
-// Pairs of numbers (even, odd) as `Parts` vectors of pairs of bfloat16 numbers, `Apart` from each other. With `Rounds`, the
-// first of three parts is rounded to the nearest, so that what is left has either sign; else it is cut off, which takes
-// less time. One rounded factor is enough: the products of parts that are left out have either sign then.
+// Pairs of numbers (even, odd) as `Parts` vectors of pairs of bfloat16 numbers, `Apart` from each other. With `Rounds`,
+// the first of three parts is rounded to the nearest, so that the rest has either sign; else it is cut off, which takes
+// less time. One rounded factor is enough: then the omitted products of parts have either sign.
 template <std::size_t Parts, bool Rounds = true, std::size_t Apart = kTileNumbers>
 PEARL_AMX_INLINE void split(__m512 even, __m512 odd, std::uint16_t* to) {
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)), half = _mm512_set1_epi32(0x8000);
@@ -65,7 +65,7 @@ PEARL_AMX_INLINE void split(__m512 even, __m512 odd, std::uint16_t* to) {
   }
 }
 
-// Every kernel calls these before its products and after them. What the tiles hold in between is left to the kernel.
+// Every kernel calls these before its products and after them; in between, it may use the tiles freely.
 void set_up_tiles(const TileShapes& shapes);
 void give_up_tiles();
 

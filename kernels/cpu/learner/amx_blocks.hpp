@@ -16,7 +16,7 @@ constexpr std::size_t kBlock = kParts * kTileNumbers;  // the parts of 16 rows o
 // At a time. The tiles' unit falls behind if more than about 64 vector operations come between four of its products.
 constexpr std::size_t kSplitRows = 2, kFinishRows = 4;
 
-// Compilers do not know that a tile's load reads memory.
+// Tells the compiler that a tile's load reads memory.
 PEARL_AMX_INLINE void finish_stores() { asm volatile("" ::: "memory"); }
 
 PEARL_AMX_INLINE __mmask16 positive(__m512 x, __mmask16 of = 0xFFFF) {
@@ -35,8 +35,8 @@ PEARL_AMX_INLINE void multiply_tiles() {
   asm volatile("tdpbf16ps\t%%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(To), "i"(Left), "i"(Right));
 }
 
-// The unit that multiplies tiles sleeps after about 300 ns without a product, and takes 275 ns to wake up (measured). So
-// kernels give it one from time to time: to the sums of tile 0, which nobody needs at that time.
+// The unit that multiplies tiles sleeps after about 300 ns without a product, and takes 275 ns to wake up (measured).
+// So kernels give it a product from time to time, into tile 0, whose sums are unused at that time.
 PEARL_AMX_INLINE void keep_awake() { multiply_tiles<0, 4, 6>(); }
 
 // Tiles 0 to 3, which sums are in.
@@ -59,8 +59,8 @@ inline __mmask16 first_lanes(std::size_t count) {
   return static_cast<__mmask16>(count >= kLanes ? 0xFFFFu : (1u << count) - 1);
 }
 
-// What is split: numbers themselves; ones where they are positive, and else zeros; or numbers times that of their step,
-// where the steps are lanes (a's blocks) or rows (b's).
+// The numbers that are split: the source's own; ones where those are positive, and else zeros; or the source's own
+// times a factor of their step, where the steps are lanes (a's blocks) or rows (b's).
 enum class Taken { themselves, gates, times_lanes, times_rows };
 
 // A block of a factor, 16 rows of a or 16 columns of b with 32 steps, that is split row by row into pairs of steps i
@@ -112,7 +112,7 @@ struct Split {
   }
 };
 
-// What is done with the sums of 16 x 16: `rows` of them, and some columns, belong to c.
+// How the sums of 16 x 16 are finished: `rows` of them, and some columns, belong to c.
 struct Finish {
   const float* sums;
   std::size_t rows;

@@ -1,9 +1,9 @@
 // Products in AMX that follow each other in networks whose hidden layers are 64 wide.
 //
-// A product of 64 x 64 by 16 columns takes AMX 0.25 us, and the numbers around it need as long to move between the L1 and
-// L2 caches: split, they are half as large again. So each block of 16 columns goes through all products before the next
-// begins, and what is split stays in the L1 cache. While the tiles' unit multiplies a block, the vector units prepare the
-// next one and finish the one before, which includes its share of the first and of the third product.
+// A product of 64 x 64 by 16 columns takes AMX 0.25 us. Moving its numbers between the L1 and L2 caches takes as long,
+// since split numbers are half as large again. So each block of 16 columns goes through all products before the next
+// begins, and split numbers stay in the L1 cache. While the tiles' unit multiplies a block, the vector units prepare
+// the next one and finish the one before, including its share of the first and of the third product.
 //
 // A backward pass through a single output multiplies gates, as gradients do (amx_gradient.cpp): a of the second product by
 // the output's weights, once, and sums by their transition's factor at the end.
@@ -23,7 +23,7 @@ constexpr std::size_t kMade = kLanes / kTurns, kFinished = kDepth / kTurns;  // 
 // Where rows of the second product's b come from: the results of a first product, with a bias and a ReLU or gated, its
 // gates, or memory.
 enum class Source { rectified, gated, gates, memory };
-// What becomes of a sum.
+// How a sum is finished.
 enum class Ending { rectified, gated, any };
 
 bool is_rectified(const Gemm& g) { return g.is_rectified() && g.bias != nullptr; }
@@ -34,12 +34,12 @@ struct Place {
   std::ptrdiff_t in(std::ptrdiff_t panel_floats) const { return panel * panel_floats + column; }
 };
 
-// What the L1 cache holds. A load waits for a store shortly before it if the last 12 bits of their addresses agree, and a
-// tile's load for long, as stores are late when tiles are busy. So of each page, what is stored meanwhile has one quarter
-// for itself.
+// The content of the L1 cache. A load waits for a recent store if the last 12 bits of their addresses agree; a tile's
+// load then waits long, as stores are late while tiles are busy. So stored numbers have a quarter of each page for
+// themselves.
 struct Held {
   using Tile = std::uint16_t[kTileNumbers];
-  // A quarter for what is stored, and for each part of the second product's a.
+  // A quarter of each page for stored numbers, and one for each part of the second product's a.
   struct Page {
     Tile stored, left[kParts];
   };
@@ -51,7 +51,7 @@ struct Held {
 
   std::uint16_t* right(std::size_t step) { return pages[step * kParts].stored; }
   std::uint16_t* left(std::size_t step, std::size_t block) { return pages[step * kBlocks + block].left[0]; }
-  // Four would leave the cache's sets of that quarter no room for anything else.
+  // Four would fill the cache sets of that quarter.
   float* sums(std::size_t block) {
     return block < 2 ? reinterpret_cast<float*>(pages[kSteps * kParts + block].stored) : sums_[block - 2];
   }

@@ -1,13 +1,13 @@
 // The gradient of a layer's weights in AMX, for layers of 64 inputs and outputs.
 //
-// Of a panel of 32 transitions, slopes and inputs are split into 24 KiB, which stay in the L1 cache: two by two blocks of
-// sums take turns, so that after each a pair of blocks is needed no more, and its place is free for the next panel's. The
-// sums come from memory for each panel, which takes less time than reading split factors of all panels again.
+// The slopes and inputs of a panel of 32 transitions are split into 24 KiB, which stay in the L1 cache. Two by two
+// blocks of sums take turns, so that after each turn a pair of blocks is free for the next panel. The sums are read
+// from memory for each panel, which takes less time than reading split factors of all panels again.
 //
 // Behind a single output, as of critics and values, the slope of output o and transition c is gate(o, c) * weight(o) *
-// factor(c). Then the gates are multiplied instead, which are ones and zeros and so whole in one part: three products of
-// parts are enough where six are needed else, and only the inputs are split. They are multiplied by their transition's
-// factor before, and the sums by the output's weight at the end.
+// factor(c). Then the gates are multiplied instead of slopes. They are ones and zeros, exact in one part: three
+// products of parts replace six, and only the inputs are split. Inputs are multiplied by their transition's factor
+// before the split, and the sums by the output's weight at the end.
 #include "amx_blocks.hpp"
 #include "avx512_turn.hpp"
 
@@ -44,7 +44,7 @@ PEARL_AMX_INLINE StepPairs right_pairs(const Thirds& x) {
   return {both, both, pair_of(x.low, x.high)};
 }
 
-// A load waits for a store shortly before it if the last 12 bits of their addresses agree, and a tile's load for long, as
+// A load waits for a recent store if the last 12 bits of their addresses agree; a tile's load then waits long, as
 // stores are late while tiles are busy. So each pair of blocks has its own quarter of pages: one is stored while two
 // others are loaded.
 struct Held {
@@ -116,8 +116,8 @@ class Gradient {
  private:
   static constexpr bool kOfGates = From == Slopes::of_gates || From == Slopes::of_signs;
 
-  // What is split next, a pair of blocks of a panel, of rows of slopes or of x; or sums that are finished: two by two
-  // blocks, of the pair of rows `at`.
+  // The next work of the vector units: to split a pair of blocks of a panel, of rows of slopes or of x; or to finish
+  // sums, two by two blocks, of the pair of rows `at`.
   struct Task {
     enum Of { none, left, right, sums } of;
     std::size_t at, block;
@@ -327,8 +327,8 @@ class Gradient {
     } else {
       zero_sums();
     }
-    // A unit after every few products: the vector units must not be far behind. Without the last turns: what is split is
-    // multiplied next.
+    // A unit of work after every few products, so that the vector units do not fall behind. Not in the last turns: the
+    // split numbers are multiplied next.
     constexpr std::size_t kProducts = kOfGates ? Parts : Parts * (Parts + 1) / 2;
     constexpr std::size_t kTurns = kProducts == 6 ? 10 : 2 * kProducts - 1;
     std::size_t turns = 0;

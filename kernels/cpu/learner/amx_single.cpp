@@ -8,9 +8,9 @@
 //   second layer:  w * S, with S = g2 times (d * h1), and biases w * s, with s = sum of d * g2
 //   output:        W2 . S + b2 * s, which is the sum of d * h2, as h2 = g2 * (W2 times h1 + b2)
 //
-// So the second layer's numbers are not needed, and to store them would take longer. The tiles of t have transitions as
-// rows and the first layer's features as columns: W2 is split as it lies in memory, and what t adds to the first layer's
-// gradients are vectors of features, which take no sums of lanes. S is amx_gradient.cpp's.
+// So the second layer's numbers are not needed, and storing them would take longer. The tiles of t have transitions as
+// rows and the first layer's features as columns. So W2 is split as it lies in memory, and the first layer's gradients
+// are added up as vectors of features, without sums over lanes. amx_gradient.cpp computes S.
 #include "amx_blocks.hpp"
 
 #if defined(PEARL_AMX)
@@ -24,7 +24,7 @@ constexpr std::size_t kMade = kLanes / kTurns;  // transitions whose gates are m
 constexpr std::size_t kFinished = 2 * kMade;    // whose sums are finished, of one of four groups of features
 constexpr std::size_t kSigns = 2 * kSquare;     // of half a panel, of both layers
 
-// As in chains: what is stored while tiles are loaded has a quarter of each page for itself.
+// As in chains: numbers that are stored while tiles are loaded have a quarter of each page for themselves.
 struct Held {
   using Tile = std::uint16_t[kTileNumbers];
   struct Page {
@@ -192,7 +192,7 @@ class FirstGradients {
     for (std::size_t input = 0; input < terms(); ++input, x += kPanel)
       _mm512_store_ps(held_.inputs() + input * kLanes, _mm512_mul_ps(of_block, _mm512_loadu_ps(x)));
   }
-  // What a few transitions add to the gradients of a group of features.
+  // The gradients of a group of features from a few transitions.
   PEARL_AMX_INLINE void finish(std::size_t block, std::size_t turn) const {
     const std::size_t group = turn / 2, from = turn % 2 * kFinished;
     const auto* const row = reinterpret_cast<const __m256i*>(s_.first_signs + block * kSigns + group * kLanes);

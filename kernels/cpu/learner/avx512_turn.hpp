@@ -1,4 +1,4 @@
-// Columns as vectors, for kernels in AVX-512 and in AMX.
+// Transposes columns into vectors, for kernels in AVX-512 and in AMX.
 #pragma once
 
 #if defined(__x86_64__)

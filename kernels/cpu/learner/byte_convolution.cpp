@@ -32,7 +32,7 @@ PEARL_AMX_SIMD void widen(const std::uint8_t* bytes, std::size_t count, std::uin
   }
 }
 
-// For each pair of numbers under the kernel, of two neighbours among the depth: pairs of 16 channels.
+// For each two neighbouring numbers under the kernel: pairs of 16 channels.
 PEARL_AMX_SIMD void pack(const ByteConvolution& c, const float* weights, std::uint16_t* parts) {
   std::uint16_t* to = parts;
   for (std::size_t first = 0; first < c.channels; first += kLanes)

@@ -95,7 +95,7 @@ void DqnLearner::train(DqnWorker& worker, const Batch& batch, std::size_t begin,
   for (std::size_t first = begin; first < end; first += group) {
     const std::size_t last = std::min(end, first + group), panels = (last - first + panel - 1) / panel;
     const auto count_in = [&](std::size_t p) { return std::min(panel, last - first - p * panel); };
-    // One network after the other, so that its weights stay in cache.
+    // One network after the other, so that each network's weights stay in cache.
     for (std::size_t p = 0; p < panels; ++p)
       network_.load(row_of(batch.next_obs, first + p * panel), count_in(p), worker.next, p);
     evaluate_next(worker, panels, last - first, last_columns);
@@ -121,7 +121,7 @@ void DqnLearner::differentiate(DqnWorker& worker, const Batch& batch, std::size_
   const std::size_t size = kernels_.panel, actions = network_.output_width();
   const float* values = worker.training.value(network_.output(), panel);
   const float* judged = worker.next_values.data() + panel * actions * size;
-  // Of the online network if there is double Q-learning, else still of the target network: then the same as `judged`.
+  // Of the online network in double Q-learning, else of the target network: then the same as `judged`.
   float* choosing = worker.next.value(network_.output(), panel);
   if (batch.next_masks != nullptr) forbid(batch.next_masks + begin * actions, actions, count, size, choosing);
   float* slopes = worker.training.gradient(network_.output(), panel);

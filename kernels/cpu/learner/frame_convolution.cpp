@@ -5,7 +5,7 @@
 namespace pearl::learner {
 namespace {
 
-// Of bytes all over a frame, the one that most are.
+// The most frequent of some bytes spread over a frame.
 std::uint8_t most_frequent(const std::uint8_t* frame, std::size_t positions) {
   constexpr std::size_t kSamples = 64;
   std::uint8_t samples[kSamples];

@@ -168,7 +168,7 @@ ImageTrunk::ImageTrunk(const LearnerKernels& kernels, std::size_t input_width, b
   }
   use_panels();
   use_sparse();
-  // An odd number of cache lines, so that images that are taken together share few cache sets.
+  // An odd number of cache lines, so that images processed together share few cache sets.
   if (panels_ != nullptr || sparse_) map_floats_ = (map_floats_ / 16 | 1) * 16;
 }
 
@@ -186,7 +186,7 @@ bool ImageTrunk::plans_first() {
   return true;
 }
 
-// The convolutions that can take a panel's images together, and whose kernels are so large that it is worth it.
+// The convolutions that can process a panel's images together, and whose kernels are large enough to gain from that.
 void ImageTrunk::use_panels() {
   const PanelConvolutionKernels* kernels = kernels_.of_panels;
   if (kernels == nullptr) return;

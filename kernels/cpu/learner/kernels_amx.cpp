@@ -2,9 +2,9 @@
 //
 // AMX multiplies bfloat16 numbers of eight bits and adds in float32. A float32 number of 24 bits is the sum of three
 // such numbers, high + middle + low, without a remainder. Of the nine products of their parts, six are formed: the
-// other three are as small as what rounding a float32 loses, and have either sign. So the result is as exact as
-// AVX-512's (docs/concepts.md: measured errors). The reduced form takes high and middle alone, and three products: 16
-// bits of each factor. Of ones and zeros, which are whole in one part, there are as many products as the other factor has
+// other three are as small as a float32's rounding error, and have either sign. So the result is as exact as AVX-512's
+// (docs/concepts.md: measured errors). The reduced form takes high and middle alone, and three products: 16 bits of
+// each factor. Ones and zeros are exact in one part: with them, there are as many products as the other factor has
 // parts. Numbers below 2^-126 count as zeros, and an infinite factor gives NaN.
 #include "amx_blocks.hpp"
 #include "pearl/learner/kernels.hpp"
@@ -27,7 +27,7 @@ constexpr std::size_t kMostBlocks = 128;  // of b that are held at once: 384 KiB
 template <std::size_t Parts>
 constexpr std::size_t kLeastWork = Parts == 3 ? std::size_t{3} << 19 : std::size_t{1} << 18;  // multiplications
 
-// Whether the steps come in runs of 32, and the product is so large that splitting its factors is worth it (measured).
+// Whether the steps come in runs of 32, and the product is large enough to gain from splitting its factors (measured).
 template <std::size_t Parts>
 bool fits(const Gemm& g) {
   if (g.depth > g.segment && g.segment % kDepth != 0) return false;
@@ -36,10 +36,10 @@ bool fits(const Gemm& g) {
   return std::min(g.m, columns) >= least && g.depth >= kDepth && g.m * columns * g.depth >= kLeastWork<Parts>;
 }
 
-// A product, in blocks of 16 rows of a and 16 columns of b: two by two blocks at a time, over a run of steps. All blocks
-// of b are split before the first rows need them, and stay in the L2 cache; those of a before each two rows. Sums are
-// finished between the next products. To split between products as well took longer: most of what is stored is not in
-// the nearest cache then, and tiles' loads wait for it.
+// A product, in blocks of 16 rows of a and 16 columns of b: two by two blocks at a time, over a run of steps. All
+// blocks of b are split before the first rows need them, and stay in the L2 cache; those of a before each two rows.
+// Sums are finished between the next products. Splitting between products as well took longer: most stored numbers are
+// not in the nearest cache then, and tiles' loads wait for them.
 //
 // `Turned`: b(k, j) lies k floats, within its segment, behind j * b_step.
 //
@@ -264,8 +264,8 @@ void turned_gemm(const Gemm& g, float* scratch) {
   TiledProduct<Parts, true>(g).run();
 }
 
-// A backward pass through a single output, whose slopes are its weights and a factor of each transition, where gates let
-// them pass: gates take the place of the slopes.
+// A backward pass through a single output. A slope is the output's weight times a factor of the transition where the
+// gate is open, so gates are multiplied instead of slopes.
 template <std::size_t Parts>
 bool multiply_gates(const Chain& chain) {
   const Gemm& first = chain.first;

@@ -50,7 +50,7 @@ PEARL_OP F fast_root(F a) {
   const F guess = _mm512_rsqrt14_ps(a);
   const F root = _mm512_mul_ps(a, guess);
   const F error = _mm512_fnmadd_ps(root, _mm512_mul_ps(guess, spread(0.5f)), spread(0.5f));
-  // A zero and infinity are their own roots, whatever a guess makes of them: fields 2 and 5 of what becomes of which.
+  // Zero and infinity are their own roots, whatever the estimate gives: fields 2 and 5 of the fix-up table.
   return _mm512_fixupimm_ps(_mm512_fmadd_ps(root, error, root), a, _mm512_set1_epi32(0x00100100), 0);
 }
 PEARL_OP F minus_fast_quotient(F from, F a, F b) {
@@ -77,7 +77,7 @@ PEARL_OP F where_positive(F gate, F value) {
 PEARL_OP std::uint32_t bits_above(F a) { return _mm512_cmp_ps_mask(a, zero(), _CMP_GT_OQ); }
 PEARL_OP std::uint32_t bits_nonzero(F a) { return _mm512_cmp_ps_mask(a, zero(), _CMP_NEQ_UQ); }
 PEARL_OP F keep_bits(F a, std::uint32_t bits) { return _mm512_maskz_mov_ps(static_cast<__mmask16>(bits), a); }
-// By a register of integers: a load that fills a vector takes a turn of those that load 64 bytes.
+// Through an integer register: a broadcasting load would occupy a unit that loads 64 bytes.
 PEARL_OP F spread_number(const float* x) {
   std::int32_t bits;
   std::memcpy(&bits, x, sizeof(bits));

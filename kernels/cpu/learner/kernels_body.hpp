@@ -22,7 +22,8 @@ constexpr std::size_t kLargeResult = std::size_t{1} << 18;  // floats: a result 
 template <int Rows, int Vectors, bool ContiguousRows, bool Partial>
 PEARL_SIMD void tile(const Gemm& g, const float* a, const float* b, float* c, const float* bias, const float* gate,
                      std::size_t last) {
-  // A few rows are too few chains of additions to keep the units busy: each is several, which are added up at the end.
+  // A few rows have too few chains of additions to keep the units busy: each row has several chains, added up at the
+  // end.
   constexpr int kChains = Rows * Vectors <= 2 ? 4 : Rows * Vectors <= 6 ? 2 : 1;
   F sums[kChains][Rows][Vectors];
 #pragma GCC unroll 4
@@ -91,7 +92,7 @@ PEARL_SIMD void tile(const Gemm& g, const float* a, const float* b, float* c, co
 #pragma GCC unroll 4
       for (int j = 0; j < Vectors; ++j) sum[i][j] += sums[chain][i][j];
 
-  // A pass over the sums for each thing that is done with them, so that it is asked once.
+  // One pass over the sums for each way to finish them, so that each condition is tested once.
   const auto each = [&](const auto& visit) PEARL_INLINED {
 #pragma GCC unroll 16
     for (int i = 0; i < Rows; ++i)
@@ -158,7 +159,7 @@ void gemm_of(const Gemm& g) {
   }
 }
 
-// A product of few terms takes as long as its sums take to be stored: what becomes of each is done with it at once.
+// A product of few terms takes as long as storing its sums: each sum is finished before it is stored.
 constexpr std::size_t kFewTerms = 8;
 
 template <int Terms, int Vectors>
@@ -427,7 +428,7 @@ constexpr std::size_t kNarrow = kLanes / 2;
 template <int Inputs, bool Bias>
 PEARL_SIMD void narrow_gradients_of(const float* dy, std::size_t outputs, const float* x, std::size_t panels,
                                     std::size_t last_columns, float* weights, float* bias, bool accumulate) {
-  // As many outputs at a time as have their sums, and that of the bias, in one vector after they are added up.
+  // As many outputs at a time as fit one vector with their sums and that of the bias.
   constexpr int kSums = Inputs + (Bias ? 1 : 0), kOutputs = static_cast<int>(kLanes) / kSums;
   for (std::size_t o = 0; o < outputs; o += kOutputs) {
     const std::size_t count = outputs - o < kOutputs ? outputs - o : kOutputs;
@@ -444,7 +445,7 @@ PEARL_SIMD void narrow_gradients_of(const float* dy, std::size_t outputs, const 
         for (int i = 0; i < Inputs; ++i) values[i] = load(inputs + i * static_cast<std::ptrdiff_t>(kPanel) + c);
 #pragma GCC unroll 16
         for (int k = 0; k < kOutputs; ++k) {
-          // Beyond the last output, the first one again: those sums are not stored.
+          // Beyond the last output, the first one is repeated; its further sums are not stored.
           const std::size_t at = static_cast<std::size_t>(k) < count ? static_cast<std::size_t>(k) : 0;
           const F slope = load(slopes + at * kPanel + c);
 #pragma GCC unroll 8

@@ -321,7 +321,7 @@ void Network::set_panels(Gemm& gemm, std::size_t from, std::size_t to, std::size
   gemm.last_n = last_columns;
 }
 
-// Of the columns alone: in a few transitions, tanh takes as long as the products.
+// Only of the computed columns: with few transitions, tanh takes as long as the products.
 void Network::tanh_of(const float* x, float* y, std::size_t width, std::size_t columns) const {
   const std::size_t size = kernels_.panel;
   if (columns == size) return kernels_.tanh(x, y, width * size);
@@ -517,7 +517,7 @@ std::size_t Network::inputs_gradients(std::size_t at, const float* parameters, W
   Chain chain{};
   if (steps_[at].op.width <= Chain::kMostTerms) chain.first = of(last--);
   chain.second = of(last);
-  // A result that other operations add to is no plain sum.
+  // A result that other operations add to is not a plain sum.
   if (steps_[last].follows && !steps_[last].adds[0] && wanted(last - 1) && !steps_[last - 1].gates_input &&
       !steps_[last - 1].adds[0]) {
     const Gemm third = of(last - 1);

@@ -28,8 +28,8 @@ PEARL_AMX_SIMD void configure(std::size_t left_rows) {
   set_up_tiles(shapes);
 }
 
-// Rows of an input, of which a few are held in the form that products take: those that rows of the result from one to
-// the next need.
+// Rows of an input. A few are held in the form of the products' factors: those that consecutive rows of the result
+// share.
 class HeldRows {
  public:
   explicit HeldRows(const std::vector<std::vector<Meeting>>& rows) : until_(rows.size() + 1, 0) {

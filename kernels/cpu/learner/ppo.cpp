@@ -130,8 +130,8 @@ bool PpoLearner::step(const Minibatch& batch, Optimizer& optimizer, PpoMetrics& 
   return true;
 }
 
-// Clears the worker's sums, and computes what depends on all rows of the minibatch, as normalised advantages do: every
-// worker does, and finds the same.
+// Clears the worker's sums, and computes the values that depend on all rows of the minibatch, such as the moments of
+// its advantages. Every worker computes the same values.
 void PpoLearner::prepare(PpoWorker& worker, const Minibatch& batch) const {
   static_cast<PpoSums&>(worker) = {};
   worker.loss = worker.entropy = 0.0;
@@ -167,7 +167,7 @@ void PpoLearner::compute_gradients(PpoWorker& worker, const Minibatch& batch, st
     const std::size_t last = std::min(end, first + kGroup), panels = (last - first + panel - 1) / panel;
     const auto count_in = [&](std::size_t p) { return std::min(panel, last - first - p * panel); };
     const bool accumulate = shared_ || first != begin;
-    // One network after the other: what its forward pass leaves is still in cache in its backward pass.
+    // One network after the other: the results of its forward pass are still in cache in its backward pass.
     for (std::size_t p = 0; p < panels; ++p) load(worker, batch, first + p * panel, p, count_in(p));
     policy.forward(weights_, worker.policy, panels, last - first, last_columns);
     for (std::size_t p = 0; p < panels; ++p) differentiate_policy(worker, batch, first + p * panel, p, count_in(p));

@@ -111,7 +111,7 @@ void RolloutPolicy::draw_normal(const float* log_std, const float* noise, std::s
     const float deviation = std::exp(log_std[j]), inverse = std::exp(-log_std[j]);
     for (std::size_t c = 0; c < count; ++c) {
       const float mean = means[j * panel + c], action = mean + deviation * noise[c * size + j];
-      // Of the rounded action, as the Learner sees it.
+      // The log probability of the rounded action, as the Learner sees it.
       const float distance = (action - mean) * inverse;
       actions[c * size + j] = action;
       log_probs[c] -= 0.5f * distance * distance + log_std[j] + kHalfLog2Pi;

@@ -1,9 +1,9 @@
-// Products that leave out what is zero, for kernels_body.hpp's vectors, of layers whose widths are multiples of 64.
+// Products that leave out zeros, for kernels_body.hpp's vectors, of layers whose widths are multiples of 64.
 //
 // Behind a ReLU, half of the numbers are zeros, and more in many trained networks. So here vectors run over a layer's
-// outputs: of each transition, the rows of the weights whose input is no zero are added up, which takes as long as there
-// are such inputs. Those products are what a dense product would add, but zeros, in an order of its own. An infinite
-// weight of an input that is zero gives no NaN.
+// outputs: for each transition, only rows of the weights with a nonzero input are added up, in time proportional to the
+// number of such inputs. The products are those of a dense product without the zeros, added in another order. An
+// infinite weight of an input that is zero gives no NaN.
 //
 // Needs, besides what kernels_body.hpp does:
 //
@@ -17,11 +17,11 @@
 
 constexpr std::size_t kSparse = 64;          // inputs and outputs of a part of a layer
 constexpr std::size_t kWidestSparse = 4096;  // of all of them
-constexpr std::size_t kWide = 1024;          // of all of them, beyond which memory is what is waited for
+constexpr std::size_t kWide = 1024;          // of all of them, beyond which memory is the bottleneck
 constexpr std::size_t kSparseVectors = kSparse / kLanes;
 constexpr std::size_t kTogether = kSparseVectors <= 4 ? 4 : 1;  // transitions that share a load of weights
-constexpr std::size_t kLeastTransitions = 16;                   // for which all this is worth it (measured)
-constexpr std::size_t kMostOf16 = 13;  // of 16 numbers, are no zeros: with more, a dense product is faster
+constexpr std::size_t kLeastTransitions = 16;                   // from which on this gains (measured)
+constexpr std::size_t kMostOf16 = 13;  // most nonzero numbers of 16: with more, a dense product is faster
 
 using SparseRow = float[kSparse];
 
@@ -88,7 +88,7 @@ template <std::size_t Row>
 struct NextRowsOnly : NextRows<Row> {
   static std::size_t number(std::size_t i) { return i % kSparse; }
 };
-// Anywhere, of which the second half lies `gap` floats behind the first. There is no row 64, but its number, a zero.
+// Rows anywhere, whose second half lies `gap` floats behind the first. There is no row 64; its number is zero.
 struct RunsAt {
   const float* const* runs;
   std::size_t from;
@@ -241,7 +241,7 @@ class SparseChain {
     signs_ = reinterpret_cast<std::uint64_t*>(take());
   }
 
-  // Returns whether it did anything: not if too few numbers are zeros.
+  // Returns false, and does nothing, if too few numbers are zeros.
   PEARL_SIMD bool run() {
     alignas(64) SparseRow weights[kSparse + 1];
     std::memset(weights[kSparse], 0, sizeof(SparseRow));
@@ -308,7 +308,7 @@ class SparseChain {
     return signs + block.number * (made_width() + taken_width());
   }
 
-  // A block of weights that is prepared next: its rows lie so far apart that a processor does not foresee them.
+  // The next block of weights to prefetch: its rows lie too far apart for the hardware prefetcher.
   struct Ahead {
     Ahead(const Gemm& g, std::size_t to, std::size_t from)
         : row(g.a_step == 1 ? g.a_row : g.a_step),
@@ -349,7 +349,7 @@ class SparseChain {
     turn_weights(g_, to * kSparse, from * kSparse, kSparse, weights, Single ? first_.a + from * kSparse : nullptr);
   }
 
-  // What the second product takes, and which numbers of it are no zeros.
+  // The inputs of the second product, and which of them are not zero.
   PEARL_SIMD void take(const Block& block) {
     float* const rows = taken_ + block.place * taken_row();
     std::uint64_t* const bits = passes(block);
@@ -423,7 +423,7 @@ class SparseChain {
                            const SparseRow* weights) {
     const bool starts = from == 0, ends = from + 1 == taken_words(), keeps = keeps_;
     const std::size_t f = to * kSparse, third_rows = third_.m;
-    // Local copies: the compiler knows that no store of a vector changes them.
+    // Local copies, so that the compiler knows that no store of a vector changes them.
     const std::uint64_t* passing = passes_ + from;
     std::uint64_t* signed_row = signs_ + to;
     const std::size_t passing_words = taken_words(), signed_words = made_words(), taken_step = taken_row(),
@@ -645,7 +645,7 @@ class SparseGradient {
     const std::uint64_t* const bits = bits_;
     const float *const slopes = slopes_, *const factors = made_.a;
     float* weights = g_.weights + word * kSparse;
-    const bool far = inputs > kWide;  // so far apart are rows of weights that a processor does not foresee the next one
+    const bool far = inputs > kWide;  // rows of weights are too far apart for the hardware prefetcher
     for (std::size_t o = 0; o < outputs; ++o, weights += inputs) {
       if (far) {
         const float* const next = o + 2 < outputs ? weights + 2 * inputs : weights;

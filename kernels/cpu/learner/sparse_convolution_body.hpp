@@ -1,4 +1,4 @@
-// Convolutions that leave out what is zero (pearl/learner/sparse_convolution.hpp), part of sparse_body.hpp.
+// Convolutions that leave out zeros (pearl/learner/sparse_convolution.hpp), part of sparse_body.hpp.
 
 constexpr std::size_t kHalf = kSparse / 2;
 constexpr std::size_t kAtOnce = 512;        // positions for which weights stay in the L1 cache, about

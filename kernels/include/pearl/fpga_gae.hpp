@@ -25,7 +25,7 @@ enum class GaeKind : std::uint8_t {
   stop,
 };
 
-// What reaches a processing element.
+// The input of a processing element.
 struct GaeStep {
   float reward;
   float value;
@@ -33,7 +33,7 @@ struct GaeStep {
   bool goes_on;  // no episode ended after the step
 };
 
-// What it computes of each step.
+// Its output for each step.
 struct GaeResult {
   float advantage;
   float to_go;  // the return

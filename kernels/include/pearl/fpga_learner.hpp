@@ -36,7 +36,7 @@ struct Order {
   std::uint32_t stops;
 };
 
-// What LOSS needs of an item besides the networks' outputs.
+// The inputs of LOSS for an item, in addition to the networks' outputs.
 struct Detail {
   float reward, discount;
   std::int32_t action;  // DQN

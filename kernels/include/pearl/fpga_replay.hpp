@@ -36,7 +36,7 @@ enum class Operation : std::uint8_t {
   stop,
 };
 
-// What passes through the levels. Slot and node numbers have 32 bits.
+// A request on its way through the levels. Slot and node numbers have 32 bits.
 struct Request {
   std::uint64_t value;
   std::uint32_t slot;
@@ -65,7 +65,7 @@ struct Answer {
   Outcome outcome;
 };
 
-// What a leaf sends back to the root.
+// A leaf's message back to the root.
 struct Change {
   std::uint64_t value;
   std::uint32_t slot;
@@ -95,7 +95,7 @@ struct Item {
   std::uint32_t generation;
 };
 
-// What `collect` writes to host memory, next to `weights`: one per item of the command.
+// The results that `collect` writes to host memory, next to `weights`: one per item of the command.
 struct Held {
   std::uint32_t slot;
   std::uint32_t leaf;

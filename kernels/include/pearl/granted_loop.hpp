@@ -1,5 +1,5 @@
-// What the training loops of setting 2 share: iterations that the host grants, answers to it, publishing the policy to the
-// Actors, and the window in which the host inserts.
+// The common part of setting 2's training loops: iterations that the host grants, answers to it, publishing the policy
+// to the Actors, and the window in which the host inserts.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// The parameters of several Learners as one vector, their mean, and what a Learner does with it: local SGD
+// The parameters of several Learners as one vector, their mean, and how a Learner applies it: local SGD
 // (docs/local_sgd.md). The reference in NumPy is in tests/test_local_sgd.py.
 #pragma once
 

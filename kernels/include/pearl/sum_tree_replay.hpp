@@ -57,9 +57,9 @@ struct ReplayState {
   std::uint64_t total = 0;
 };
 
-// What the weights of a batch depend on besides its items, where it is one bank's part of a larger batch: the sum of
-// all priorities to the power of alpha, and the smallest of these in the batch, whose weight is 1. Where priorities are
-// not kept: the filled slots, and 1. Both are 0 where all priorities are.
+// The numbers on which the weights of one bank's part of a larger batch depend, in addition to its items: the sum of
+// all priorities to the power of alpha, and the smallest of these in the batch, whose weight is 1. Without priorities:
+// the count of filled slots, and 1. Both are 0 if all priorities are.
 struct SampledMass {
   double mass = 0.0;
   double least = 0.0;

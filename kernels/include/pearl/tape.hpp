@@ -88,7 +88,7 @@ struct Optimizer {
   float* max_second;               // AMSGrad
 };
 
-// What changes from step to step of one optimizer.
+// Values that change from step to step of one optimizer.
 struct StepArguments {
   float step_size, denominator;  // Adam: lr / (1 - beta1^t), sqrt(1 - beta2^t)
   float fresh;                   // SGD: 1 if the momentum starts as the gradient
@@ -111,7 +111,7 @@ struct alignas(16) Sums {
   float loss, td_error, policy_loss, entropy_gap;
 };
 
-// What the kernels tell the host, which clears it.
+// The kernels' report to the host, which clears it.
 struct Outcome {
   float totals[4];         // loss, |TD error|, gradients' norm and actor gradients' norm, added up over steps
   std::int32_t failure;

@@ -52,7 +52,7 @@ class TrainingLoop final : public GrantedLoop {
   };
   Progress run_iterations(std::int64_t iterations, double beta) override;
   void draw(Drawn& drawn, double beta, Stopwatch& watch);
-  // By what the weights of a batch of this bank are multiplied.
+  // The factor of the weights of a batch of this bank.
   double bank_factor(const SampledMass& own, double beta) const;
   void update(const Drawn& drawn);
 

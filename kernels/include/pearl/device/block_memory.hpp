@@ -1,10 +1,10 @@
-// What a block's own memory holds while it runs a tape, on devices where blocks have such memory: first values of its
-// transitions, then matrices of weights, each loaded while the instructions before run.
+// Plans a block's own memory for a tape, on devices where blocks have such memory: first values of its transitions,
+// then matrices of weights, each loaded while earlier instructions run.
 //
 // The blocks of a cluster share the features of a layer, and each holds what its own need: of a linear operation the
 // rows of its neurons and their biases, of slope_linear the columns of its inputs. Memory is handed out in the tape's
-// order, and again from the start once it is used up. What is still there is used again: by a single block, whose
-// matrices are whole, also on the way back.
+// order, and again from the start once it is used up. Matrices that are still there are used again; a single block,
+// whose matrices are whole, uses them in the backward pass too.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// What kernels need of the device, for SYCL, for CUDA, and for CUDA's kernels on the host (kernels/cuda/emulator.hpp):
-// the work-item's place, barriers, sums over the work-group, and atomics. Host code sees nothing of it.
+// The device as kernels see it, for SYCL, for CUDA, and for CUDA's kernels on the host (kernels/cuda/emulator.hpp): the
+// work-item's place, barriers, sums over the work-group, and atomics. Host code sees nothing of it.
 //
 // A work-group has rows x lanes work-items. In CUDA's words it is a block, and a lane a thread.
 #pragma once

@@ -341,7 +341,7 @@ PEARL_DEVICE bool no_failure_pending(Outcome& outcome) {
   return false;
 }
 
-// Adds a step's sums to what the host is told.
+// Adds a step's sums to the outcome for the host.
 PEARL_DEVICE void note_step(const Context& c, bool policy, float loss, float td_error, float norm) {
   Outcome& outcome = *c.outcome;
   if (policy) {

@@ -1,4 +1,4 @@
-// What host and kernels share on every device. Marks of functions for CUDA's compilers; others need none. PEARL_FN: runs
+// Shared by host and kernels on every device. Marks of functions for CUDA's compilers; others need none. PEARL_FN: runs
 // on the host and in kernels. PEARL_DEVICE: only in kernels. PEARL_TABLE: a constant array that both read.
 #pragma once
 

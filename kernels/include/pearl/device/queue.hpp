@@ -58,7 +58,7 @@ struct Argument {
 };
 
 // A launch of `groups` work-groups, each of `cluster` blocks of rows x lanes items, which wait for each other. A block
-// has `block_bytes` of memory of its own beside what the kernel declares.
+// has `block_bytes` of memory of its own in addition to the memory that the kernel declares.
 struct LaunchShape {
   std::size_t groups, rows, lanes, cluster = 1, block_bytes = 0;
 };
@@ -116,8 +116,8 @@ class DeviceQueue {
   virtual std::size_t most_block_bytes(const Kernel&) const { return 0; }
   // Whether record() pays here: a recording costs the host one launch.
   virtual bool records() const { return false; }
-  // What `work` launches, which does not run. Arguments are kept: numbers, and pointers to memory that must stay. `work`
-  // does nothing else with the queue.
+  // Records the launches of `work` without running them. Arguments are kept: numbers, and pointers to memory that must
+  // stay. `work` does nothing else with the queue.
   std::unique_ptr<const Recording> record(const std::function<void()>& work);
   // Launches all of a recording of this queue.
   void launch(const Recording& recording) {

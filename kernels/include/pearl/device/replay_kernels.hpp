@@ -100,7 +100,7 @@ PEARL_DEVICE std::uint64_t descend(const ReplayMemory& replay, const Place& plac
   return node + team_pick(place, replay.leaves + node, fanout, target);
 }
 
-// What a batch is drawn from.
+// The items that a batch is drawn from.
 struct Mass {
   std::uint64_t total;  // of the leaves; 0: all written slots alike
   std::uint64_t drawn;
@@ -289,7 +289,7 @@ PEARL_DEVICE void refuse(const ReplayMemory& replay, const Place& place, const s
   if (slot < refusal.slot) refusal.slot = slot;
 }
 
-// What an update has counted.
+// The counts of an update.
 struct Updated {
   std::uint32_t highest;           // finite priority
   std::uint64_t applied_infinite;  // upper half: items applied; lower half: how many of these are infinite

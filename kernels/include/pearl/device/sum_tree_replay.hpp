@@ -86,7 +86,7 @@ class SumTreeReplay final : public ReplayOperations {
                      std::size_t count, const std::int32_t* failure = nullptr);
   // Launches recorded draws and updates: no other call comes between its parts, nor they between those of another.
   void launch(const Recording& recording);
-  // Counts items of launched updates, which without priorities are nothing else.
+  // Counts items of launched updates; without priorities, an update is nothing else.
   void count_updates(std::size_t count);
   // The batch of the last draw; null before.
   const BatchMemory* device_batch() const;
@@ -108,7 +108,7 @@ class SumTreeReplay final : public ReplayOperations {
   }
   void begin_sample(std::size_t count, double beta);
   Draw next_draw(std::size_t count, double beta);
-  // What kernels are told of a draw: where it lies, or, if that is null, what it is.
+  // A draw for the kernels: its place in memory, or, if that is null, its values.
   struct DrawArgument {
     const Draw* there;
     Draw own;

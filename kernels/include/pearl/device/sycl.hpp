@@ -1,5 +1,5 @@
-// What kernels need of SYCL. The runtime compiles each program from its source, which takes two seconds longer with the
-// whole, sycl/sycl.hpp.
+// The part of SYCL that kernels need. The runtime compiles each program from its source, which takes two seconds longer
+// with all of sycl/sycl.hpp.
 #pragma once
 
 #include <sycl/atomic_fence.hpp>

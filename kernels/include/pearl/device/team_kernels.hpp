@@ -10,7 +10,7 @@
 namespace pearl::device {
 
 inline constexpr unsigned kTeam = 1;
-// What pick() finds.
+// The result of pick().
 template <class Node>
 std::uint64_t team_pick(const Place&, const Node* family, unsigned fanout, std::uint64_t& target) {
   return pick(family, fanout, target);
@@ -37,7 +37,7 @@ namespace pearl::device {
 inline constexpr unsigned kTeam = kThreadTeam;
 inline constexpr unsigned kWholeWarp = ~0u;
 
-// What pick() finds; all of the team, which give the same arguments, get it.
+// The result of pick(); all threads of the team give the same arguments and get the same result.
 template <class Node>
 PEARL_DEVICE std::uint64_t team_pick(const Place& place, const Node* family, unsigned fanout, std::uint64_t& target) {
   const unsigned at = static_cast<unsigned>(place.lane) % kTeam;

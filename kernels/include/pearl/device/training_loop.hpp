@@ -39,7 +39,7 @@ class DeviceLoop final : public GrantedLoop {
     DeviceLearner::Kind kind;
     std::unique_ptr<const Recording> launches;
   };
-  // Memory that recordings have in them, and that others may make anew.
+  // Memory whose addresses are part of recordings, and which others may allocate again.
   struct Places {
     std::uint64_t build;
     const void *draws, *indices, *generations, *rows;

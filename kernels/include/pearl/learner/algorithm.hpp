@@ -1,4 +1,4 @@
-// The interface between the training loop and the learners: what a training step of any algorithm takes and returns.
+// The interface between the training loop and the learners: arguments and results of a training step of any algorithm.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The first convolution of images of bytes whose channels are frames of a game: what does not move is left out.
+// The first convolution of images of bytes whose channels are frames of a game: pixels that do not move are left out.
 //
 // Each frame but the first becomes its difference from the frame before, and the first its difference from the byte that
 // it has most of. Where few of those are not zero, the rest need no product. A frame is the sum of the differences up to
@@ -45,8 +45,8 @@ class FrameConvolution {
 
   // Weights (runs, run, out), for convolve().
   void pack(const float* weights, Workspace& workspace) const;
-  // Reads an image (frames, positions), unless it is the last one. Returns whether all this is worth it: that at most
-  // half of its differences are not zero.
+  // Reads an image (frames, positions), unless it was read last. Returns whether at most half of its differences are
+  // not zero: only then is this faster.
   bool reads(const void* image, Workspace& workspace) const;
   // Of the image that was read last; `bias` may be null.
   void convolve(const float* bias, bool relu, Workspace& workspace, float* result) const;

@@ -75,7 +75,8 @@ struct Chain {
 struct LayerGradient {
   std::size_t outputs, inputs, panels, last;
   const float *slopes, *x;
-  // Unless their m is 0, what products would give, and is not in memory: slopes, which have a gate, and x, a ReLU's result.
+  // Unless their m is 0, products that give slopes, which have a gate, and x, a ReLU's result, in place of numbers in
+  // memory.
   Gemm made_slopes, made_x;
   float *weights, *bias;
   bool accumulate;

@@ -13,7 +13,7 @@ enum class OpKind : std::uint8_t { linear, relu, tanh, layer_norm, add, subtract
 OpKind op_kind(const std::string& name);  // throws LearnerError for an unknown one
 const char* op_name(OpKind kind);
 
-// What a convolution or pooling takes and how its window moves over it: vertically, then horizontally.
+// The input of a convolution or pooling, and how its window moves over it: vertically, then horizontally.
 struct Window {
   std::size_t channels, height, width;  // of its input
   std::size_t kernel[2], stride[2], padding[2];

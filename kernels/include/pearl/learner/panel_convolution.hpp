@@ -14,7 +14,7 @@
 
 namespace pearl::learner {
 
-// Where a row (or column) of the result meets one of the input: which by which of the kernel.
+// The place where a row (or column) of the result meets one of the input, and the kernel's row (or column) there.
 struct Meeting {
   std::ptrdiff_t place;  // of the input; below 0: outside, where zeros are
   std::size_t tap;       // of the kernel

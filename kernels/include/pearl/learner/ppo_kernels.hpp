@@ -1,6 +1,6 @@
 // The loops over the rows of PPO's minibatches, of which there is one table per instruction set. Arrays hold a panel of
-// rows, as kernels.hpp says; of the (panel,) columns of a panel, the first `count` are rows, and what the others hold is
-// of no consequence.
+// rows, as kernels.hpp says; of the (panel,) columns of a panel, the first `count` are rows; the content of the others
+// has no effect.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ struct SoftmaxRows {
   const float *log_sums, *entropies;  // (panel,)
 };
 
-// What a loss, the mean over `1 / share` rows, is made of.
+// The parts of a loss, which is the mean over `1 / share` rows.
 struct PpoPolicyLoss {
   float share, clip_range;
 };

@@ -1,4 +1,4 @@
-// Convolutions that leave out what a ReLU made zero (kernels/cpu/learner/sparse_body.hpp says how), of several images.
+// Convolutions of several images that leave out the zeros of a ReLU (kernels/cpu/learner/sparse_body.hpp says how).
 //
 // Channels lie next to each other, so under a row of the kernel lies a run of numbers, and all that a number of the run
 // is multiplied by lies in a row too: the results' channels. Their rows are added up where the number is not zero.

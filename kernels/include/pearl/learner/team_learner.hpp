@@ -1,5 +1,5 @@
-// What the learners of all algorithms share: one worker per thread of a team, gradients that are added up, checked,
-// clipped and applied, and the moment when all priorities are known.
+// The common part of the learners of all algorithms: one worker per thread of a team; gradients that are added up,
+// checked, clipped and applied; and the moment when all priorities are known.
 #pragma once
 
 #include <atomic>
