@@ -1,4 +1,4 @@
-"""Environment steps per second of an actor and of Stable-Baselines3, and what an actor process takes to start.
+"""Environment steps per second of an actor and of Stable-Baselines3, and the time to start an actor process.
 
 CartPole-v1 by a DQN of two hidden layers of 64, with random actions at a rate of 0.1. Ours is an actor with the whole
 path of its transitions in a run: the DCQ, the host's buffer, the Data Storage. Stable-Baselines3's is the loop of its

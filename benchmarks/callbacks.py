@@ -1,9 +1,9 @@
-"""What callbacks cost a run: environment steps per second of programs with and without them.
+"""The cost of callbacks: environment steps per second of programs with and without them.
 
 DQN on CartPole-v1 with two hidden layers of 64, eight environments, the default settings. Ours is the program without a
-callback. Peers are the same program with one that overrides `on_evaluation` alone, of which there are none in these
-runs, and with one whose `on_step`, `on_rollout` and `on_checkpoint` do nothing. All take turns; a rate counts the run's
-own seconds, without its start.
+callback. Peers are the same program with one that overrides `on_evaluation` alone, which these runs never call, and
+with one whose `on_step`, `on_rollout` and `on_checkpoint` do nothing. All take turns; a rate counts the seconds of the
+run, without its start.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ TRAINERS = {"none": Without, "on_evaluation": WithOnEvaluation, "on_step": WithO
 
 
 def rates(folder: Path, steps: int, repeats: int) -> dict[str, list[float]]:
-    """Environment steps per second of each kind, by turns."""
+    """Environment steps per second of each kind, measured in turn."""
     programs = {}
     for name, trainer in TRAINERS.items():
         (own := folder / name).mkdir()
@@ -85,7 +85,7 @@ def rates(folder: Path, steps: int, repeats: int) -> dict[str, list[float]]:
 
 
 def rows(found: dict[str, list[float]]) -> Iterator[Row]:
-    """The rate without callbacks beside those with one."""
+    """The rate without callbacks compared with those with one."""
     for name, peer in (
         ("on_evaluation", "one with on_evaluation alone"),
         ("on_step", "one with on_step that does nothing"),

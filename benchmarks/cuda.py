@@ -1,14 +1,19 @@
-"""PEARL's CUDA kernels on a GPU, and what PyTorch does there with the replay on the host.
+"""PEARL's CUDA kernels on a GPU, compared with PyTorch there and the replay on the host.
 
 The Replay Manager alone (1,000,000 slots, fanout 16): in a graph of launches, as loops launch it, and from Python with
 the arrays in the host's memory; updates in a graph repeat one batch, which then lies in the GPU's caches. Copies
 between host and device, each waited for. Gathering Atari transitions from the device's memory, and from the host's,
-where the kernel reads them; with the launch and the wait, beside a copy of as many bytes. Iterations of setting 2
-(sample, gather, train, update; replays of 100,000 transitions, all filled) by the loop in C++; beside them the same
-without the blocks' own memory, so that each operation reads weights and values in the GPU's, and, where passes run side
-by side, with one after the other; PyTorch's eager step on the GPU with the native Replay Manager and Data Storage on
-the host, and the same iteration in torch operations alone in a CUDA graph, which neither publishes a policy nor draws
-noise. With `--compiled`, also compiled.
+where the kernel reads them; with the launch and the wait, compared with a copy of as many bytes.
+
+Iterations of setting 2 (sample, gather, train, update; replays of 100,000 transitions, all filled) by the loop in C++.
+Their peers:
+
+- the same loop without the blocks' own memory, where each operation reads weights and values in the GPU's memory;
+- where passes run side by side, the same loop with one after the other;
+- PyTorch's eager step on the GPU, with the native Replay Manager and Data Storage on the host;
+- the same iteration in torch operations alone in a CUDA graph, which neither publishes a policy nor draws noise; with
+  `--compiled`, also compiled.
+
 Last, a network of convolutions, trained by torch.
 `--device cuda:emulator` shows that everything works; its times mean nothing.
 """
@@ -99,7 +104,7 @@ def _torch_replay_us(device: str, slots: int, batch: int, launches: int, repeats
 
 
 def gather_rows(device: str, slots: int, repeats: int) -> Iterator[Row]:
-    """Gathering Atari transitions, from the device's memory and without a copy from the host's, beside a plain copy."""
+    """Gathering Atari transitions, from the device's memory and from the host's without a copy; the peer is a copy."""
     image = FieldSpec("obs", (4, 84, 84), "uint8")
     spec = TransitionSpec((image, dataclasses.replace(image, name="next_obs"), FieldSpec("reward", (), "float32")))
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""What PEARL's CUDA kernels are compared with: replay and training in torch operations alone, on the same GPU."""
+"""The peer of PEARL's CUDA kernels: replay and training in torch operations alone, on the same GPU."""
 
 from __future__ import annotations
 

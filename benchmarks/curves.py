@@ -95,7 +95,7 @@ def run(program: Path, task: Task, seed: int) -> np.ndarray:
 
 
 def measure(task: Task, seeds: int, folder: Path) -> Curves:
-    """Both implementations, by turns."""
+    """Both implementations, in turn."""
     programs = {name: compose(task, name, folder) for name in IMPLEMENTATIONS}
     found: dict[str, list[np.ndarray]] = {name: [] for name in IMPLEMENTATIONS}
     for seed in range(1, seeds + 1):

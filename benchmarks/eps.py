@@ -9,9 +9,9 @@ less that of steps that only act; compilation (a quarter of a minute) is left ou
 uniformly for SAC; it has no DDPG, and no convolutional networks for Pong. Same networks and batches, plain targets (no
 double DQN), one thread each, all on one core, taking turns; replays of 100,000 transitions (Pong: 5,000), all filled.
 
-Without AMX, ours takes the less time the more numbers a ReLU makes zero and the less moves between an image's frames
-(docs/concepts.md): its transitions are those that its actors have made. Those of Stable-Baselines3, RLlib and rlox
-are random numbers, whose products take as long as any.
+Without AMX, ours takes less time where a ReLU makes more numbers zero and where less moves between an image's frames
+(docs/concepts.md), so its transitions come from its actors. The transitions of Stable-Baselines3, RLlib and rlox are
+random numbers; the time of their products does not depend on the numbers.
 
 No peer has actors here, so the comparison removes them from the program. Rows "beside its actors" compare the whole
 program on all cores with the same program without its actors on one core.

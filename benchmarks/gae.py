@@ -1,8 +1,8 @@
 """Speed of generalized advantage estimation on the CPU, compared with other libraries.
 
 One process pinned to one core, one thread each; ours and theirs take turns. A row is a rollout of T steps of N
-environments, of which one step in a hundred ends an episode; its numbers are billions of transitions estimated in a
-second, of whole calls from Python. Each library gets its own layout and types, made before the measurement, and returns
+environments, where one step in a hundred ends an episode; its numbers are billions of transitions estimated per second,
+in whole calls from Python. Each library gets its own layout and types, made before the measurement, and returns
 included where its call computes them. Before the measurement, a check confirms that both give the same advantages.
 
 - `T=.. N=..`: float32 rewards and values, in place.

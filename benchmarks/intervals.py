@@ -32,7 +32,7 @@ def probability_of_improvement(
 ) -> tuple[float, tuple[float, float]]:
     """How probably a run of ours has the higher score, averaged over tasks, with its interval; ties count half.
 
-    `ours` and `theirs` have the scores of each task's seeds. Seeds are drawn anew within each task.
+    `ours` and `theirs` have the scores of each task's seeds. Seeds are resampled within each task.
     """
     rng = np.random.default_rng(0)
     middle, again = 0.0, np.zeros(RESAMPLES)

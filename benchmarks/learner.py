@@ -10,8 +10,8 @@ Each turn consists of slices of a few milliseconds, and the fastest counts, on a
 a shared machine only adds time. So each turn is a selected number, and medians and spreads are those of turns; records
 of before 2026-11-27 have means of whole turns instead. A neighbour on the same core slows ours, whose products use it
 fully, more than peers that wait for other things: while there is one, ratios are lower. So all sides run on one core
-and move to another when there is a neighbour for long, and a turn of all sides is repeated if, before or after it, a
-product of the kernels took 1.4 times its least time, for up to 20 minutes of a run.
+and move to another when a neighbour stays for long. A turn of all sides is repeated if, before or after it, a product
+of the kernels took 1.4 times its least time, for up to 20 minutes of a run.
 
 "With sampling" are steps that sample and gather their batch themselves, uniformly from a full replay of 10,000
 transitions of Pendulum-v1's shapes (DQN: of CartPole-v1's, by priority). Ours is setting 2's loop in C++ with the
@@ -25,8 +25,8 @@ the SGEMM peak. rlox trains with torch, and its DQN has a squared loss. Neither 
 rows "of 16 bits" are the same steps with PEARL_MATMUL=high; all others are in float32.
 
 A "PPO minibatch" is the time of eleven epochs on a rollout less that of one epoch, divided by the minibatches of ten
-epochs, with ReLU and without clipping of gradients, as is rltools' default. So what its loop does besides, collecting
-in its own Pendulum in C++, does not count.
+epochs. So the other work of rltools' loop, collecting in its own Pendulum in C++, does not count. All use ReLU and do
+not clip gradients, which is rltools' default.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ def measure(case: Case, repeats: int, slice_s: float, peak: float, quiet: Quiet)
 def measure_sampling(
     case: SamplingCase, peers: Sequence[str], repeats: int, turn_s: float, peak: float, quiet: Quiet
 ) -> Iterator[Row]:
-    """Steps that sample their batches, of ours and of each peer, in turns; and what the matrix products alone need."""
+    """Steps that sample their batches, of ours and of each peer, in turn; and the matrix products alone."""
     loops = {"": case.loop()}
     if _native.selected_learner_kernels() == "amx":
         _native.select_matmul_precision("high")
@@ -356,7 +356,7 @@ def sampling_rows(
 
 
 def measure_ppo(case: training.Case, peers: Sequence[str], repeats: int, turn_s: float, quiet: Quiet) -> Iterator[Row]:
-    """Minibatches of ours and of each peer, in turns: what a training with more epochs takes more."""
+    """Minibatches of ours and of each peer, in turns: the extra time of a training with more epochs."""
     one_epoch = replace(case, epochs=1)
     minibatches = (case.epochs - 1) * (case.slots // case.batch)
     trainings = []

@@ -1,12 +1,13 @@
-"""How well the composer predicts: programs as it composes them, beside its predictions of their speed.
+"""How well the composer predicts: the speed of the programs that it composes, compared with its predictions.
 
 Each problem is composed for this machine's CPU, by its own kernels and through SYCL, with a budget in which every
-placement's program is tried. Then all programs run by turns with `--bench-both`: "ours" are the experiences that they
+placement's program is tried. Then all programs take turns with `--bench-both`: "ours" are the experiences that they
 train per second at the replay ratio and with free Actors, "theirs" are the predictions that were written into them. A
 ratio of 1 is exact; below 1 the prediction was too optimistic. "Regret" compares the fastest program of a problem at
 its replay ratio with the chosen one: where they differ, in new runs of both, since the best of many runs is partly the
-luckiest. The last rows are the errors: of all predictions, of those of the chosen placements, of predictions without
-trials, from the parts alone; and how much two runs of the same program differ, which is the machine's share in them.
+luckiest. The last rows are the errors of all predictions, of those of the chosen placements, and of predictions without
+trials, from the parts alone; and how much two runs of the same program differ, which is the machine's share in these
+errors.
 
 Problems with rollouts (PPO) have one pace: collecting and training in turn, or at the same time with a lag of 1.
 """
@@ -188,7 +189,7 @@ def runs_of(question: Question, folder: Path, devices: Path, connections: Path) 
 
 
 def ask(question: Question, here: Path, repeats: int, seconds: float) -> tuple[list[Run], Row]:
-    """The programs of the problem, measured by turns, and a row for the regret."""
+    """The programs of the problem, measured in turn, and a row for the regret."""
     runs = runs_of(question, here / question.name.replace(" ", "_"), *machine_files(here))
     for turn in range(repeats):
         for run in runs if turn % 2 == 0 else reversed(runs):

@@ -67,7 +67,8 @@ def curves() -> str:
 
 
 RELATED = """[benchmarks.md](benchmarks.md) has further measurements of the same kind: `solve_time` (seconds until
-solved, beside two other frameworks), `solve` (returns of all examples) and `curves` (native and torch Learner)."""
+solved, compared with two other frameworks), `solve` (returns of all examples) and `curves` (native and torch
+Learner)."""
 
 
 def _by_side(results: Results) -> dict[tuple[str, str], list[dict[str, Any]]]:

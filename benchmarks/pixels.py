@@ -2,10 +2,10 @@
 
 The example is run as a user runs it, with seeds that no setting was chosen on; composing takes about three seconds and
 is not counted. Every 25,000 environment steps the policy plays five greedy episodes, and five others if their mean
-reaches 18: solved means that both means do. Seconds are those of training, evaluations among them. Stable-Baselines3's
-DQN has the settings of its RL Zoo, one thread of torch and the same preprocessing. It trains for 10,000,000 steps there
-and is stopped early here: its row has the seconds that it takes for as many steps as the example took, by its speed in
-the last 25,000 steps that it made, without evaluations. If it has not solved Pong by then, it needs longer than that.
+reaches 18: solved means that both means do. Seconds are those of training, with evaluations. Stable-Baselines3's DQN
+has the settings of its RL Zoo, one thread of torch and the same preprocessing. It trains for 10,000,000 steps there and
+is stopped early here. Its row has the seconds that it needs for the example's number of steps, without evaluations,
+extrapolated from the speed of its last 25,000 steps. If it has not solved Pong by then, it needs longer than that.
 
 A run that was interrupted is resumed, and one that ended is not repeated: the runs are in runs/bench-pixels.
 """

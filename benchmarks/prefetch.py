@@ -4,7 +4,7 @@ That thread updates priorities, samples and gathers. Rows are iterations of sett
 thread and a filled replay of 1,000,000 transitions (100,000 of 4,096 floats); "floats" is the size of an observation.
 Ours is the loop with prefetching. Peers are the same loop "without" it, and the loop with "2 Learner threads", another
 use of a second core. All take turns in one process. "A busy Actor": another process steps CartPole-v1 without pause on
-the same cores. Before the measurement, a check confirms that both loops train weights of the same bits.
+the same cores. Before the measurement, a check confirms that both loops train the same weights bit for bit.
 
 The runs show the parts of an iteration without prefetching (all but training can be hidden), how many cores other
 processes used while one was meant to be idle, and the Actor's steps per second during each loop.
@@ -98,7 +98,7 @@ def check(case: Case) -> None:
 
 
 def alternate(loops: Sequence[Loop], repeats: int, repeat_s: float) -> np.ndarray:
-    """Microseconds of an iteration `(loops, repeats)`, the loops by turns."""
+    """Microseconds of an iteration `(loops, repeats)`, measured in turn."""
     counts = [max(2, round(repeat_s * 1e6 / loop.run(max(2, round(repeat_s * 1e6 / loop.run(5)))))) for loop in loops]
     return timing.alternate([loop.run for loop in loops], counts, repeats)
 

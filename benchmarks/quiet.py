@@ -39,7 +39,7 @@ def move(*cores: int) -> None:
 
 
 def own_cores() -> list[int]:
-    """Those that this process may use; none where it cannot move what it has started."""
+    """The cores that this process may use; none where it cannot move the processes that it has started."""
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
         return []
     return sorted(os.sched_getaffinity(0))

@@ -134,7 +134,7 @@ def with_others(
     runs: Sequence[Document] = (),
     field: str = "",
 ) -> tuple[list[Row], list[Document], dict[str, object]]:
-    """What was `measured` now, and what the record `name` has of the other `tasks`: rows, runs, and their origins.
+    """The tasks `measured` now, and the record `name` for the other `tasks`: rows, runs, and their origins.
 
     The case of a row contains the name of its task, and `field` names that of a run. The last value is for `write`: the
     commit and processor of each task, and a note about those that are not of now.

@@ -15,7 +15,7 @@ hold the rows of their indices and the same importance weights up to a factor, a
 - `K=`: fanouts of the sum tree, compared with the fanout that "auto" chooses.
 - `C++`: nanoseconds per item without Python, at batches of 2,048. The peer is the floor: touching the cache lines that
   an item needs (its leaf and slot, the leaf's parent or the count of samples) as early as possible, and nothing else.
-  "Lines under way" is the time of these accesses one after the other, divided by that floor.
+  "Lines under way" is the time of these accesses one after the other, divided by this floor.
 - `W=2`: two workers compared with one, on two cores.
 
 TorchRL's wheels do not load with the CPU build of torch used here: its extension is built from the sources in its
@@ -199,7 +199,7 @@ def our_replay(columns: Mapping[str, np.ndarray], priorities: np.ndarray | None,
 
 
 def alternate(functions: Sequence[Callable[[], object]], plan: Plan) -> np.ndarray:
-    """Microseconds of a call `(functions, repeats)`, the functions by turns."""
+    """Microseconds of a call `(functions, repeats)`, measured in turn."""
     return alternate_calls(functions, plan.repeats, plan.repeat_s)
 
 

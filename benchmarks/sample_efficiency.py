@@ -73,7 +73,7 @@ def curve(folder: Path, steps: int, interval: int) -> np.ndarray:
 
 
 def tables(folder: Path, arguments: argparse.Namespace) -> None:
-    """Print mean returns by environment steps, and what the runs cost."""
+    """Print mean returns by environment steps, and the cost of the runs."""
     steps, interval = arguments.steps, arguments.interval
     runs = {
         name: sorted(done.parent for done in (folder / name).glob("*/cpu.json"))

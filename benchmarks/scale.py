@@ -1,17 +1,17 @@
-"""Several Learners: measured with one, two and four, simulated beyond; and remote Actors beside local ones.
+"""Several Learners: measured with one, two and four, simulated beyond; and remote Actors compared with local ones.
 
 SAC with two hidden layers, on observations of 17 numbers and actions of 6. The Learners are processes with a bank of
 the replay each, and draw from full banks without waiting for transitions; "samples" are those of all batches. One
-Learner has the whole batch, L Learners have its L-th part each, and so has the one that they are compared with where
-the batch is stated to be of each. With more Learners than cores they take turns. With "overlap" they make so many steps
-while an average is made.
+Learner has the whole batch, and L Learners have its L-th part each. Where a row states the batch of each Learner, the
+one Learner that it compares with has that batch too. With more Learners than cores they take turns. With "overlap" they
+make that many steps while an average is made.
 
-The simulation (`pearl.local_sgd.simulation`) is fed with gradient steps without averages, of as many processes at the
-same time as there are Learners, and with what rounds of H = 1 between so many take beyond the slowest step: a Learner's
-own work, by its time on a core, and the rest, the average. Its error is that of the gradient steps a second at other H.
+The simulation (`pearl.local_sgd.simulation`) gets gradient steps without averages, of one process for each Learner, all
+at the same time. It also gets the time that rounds of H = 1 between them take beyond the slowest step: a Learner's own
+work, by its time on a core, and the rest, the average. Its error is that of the gradient steps a second at other H.
 Where Learners share cores, the steps' time on a core is measured. Beyond this machine, Learners have machines of their
-own, and the network between them is an assumption that the row states. "Corrected for cores" compares with as many
-times one Learner as there are cores.
+own, and the network between them is an assumption that the row states. "Corrected for cores" compares with one
+Learner's rate times the number of cores.
 
 RLlib's Learners are processes too, with the same networks, batches and count of transitions in one replay, all filled;
 its SAC is timed without environment steps, and averages gradients in every step (DDP), as it has no local SGD. Its
@@ -212,7 +212,7 @@ def phases_of(
     seconds: float = 1.0,
     actions: gym.Space[Any] = SPACES[1],
 ) -> Phases:
-    """Steps without averages, and what rounds of one step take beyond the slowest of these.
+    """Steps without averages, and the time of rounds of one step beyond the slowest of these.
 
     Of this, a Learner's own work is what it is on a core beyond its step. `setup_of` gives the setup of a number of
     Learners and an interval of averages.
@@ -226,7 +226,7 @@ def phases_of(
 
 
 def merged(measured: list[Phases]) -> Phases:
-    """What was measured again and again."""
+    """All values of repeated measurements."""
     average_us, round_us = np.mean([(phases.average_us, phases.round_us) for phases in measured], axis=0)
     return Phases(np.concatenate([phases.step_us for phases in measured]), float(average_us), round_us=float(round_us))
 
@@ -242,7 +242,7 @@ def learner_rows(cases: tuple[Case, ...], seconds: float, repeats: int) -> Itera
             ways = [(every, overlap) for every in INTERVALS for overlap in ((0, every) if learners > 1 else (0,))]
             rates: dict[tuple[int, int], list[float]] = {way: [] for way in ways}
             measured: list[Phases] = []
-            for _ in range(repeats):  # by turns, since the machine changes its speed
+            for _ in range(repeats):  # in turn, since the machine changes its speed
                 measured.append(phases_of(case.setup, learners, cores, seconds))
                 for way, found in rates.items():
                     found.append(steps_per_s(case.setup(learners, *way), seconds))
@@ -269,7 +269,8 @@ def learner_rows(cases: tuple[Case, ...], seconds: float, repeats: int) -> Itera
 def efficiency_rows(case: Case, seconds: float, repeats: int) -> Iterator[Row]:
     """Four Learners with a whole batch each: pinned to the cores of this machine in turn, and simulated on four.
 
-    Efficiency is the rate over that of one such Learner, times as many as there are, or as cores if these are fewer.
+    Efficiency is the rate, divided by the rate of one such Learner times the Learners, or times the cores if these are
+    fewer.
     """
     learners, cores = 4, os.cpu_count() or 1
     used = min(learners, cores)
@@ -295,7 +296,7 @@ def efficiency_rows(case: Case, seconds: float, repeats: int) -> Iterator[Row]:
 
 
 def peer_rows(cases: tuple[Case, ...], seconds: float, repeats: int) -> Iterator[Row]:
-    """As many Learners of RLlib, by turns."""
+    """The same numbers of RLlib's Learners, in turn."""
     for case in cases:
         for learners in (1, 2):
             hidden = (case.width, case.width)
@@ -400,7 +401,7 @@ def collection_per_s(remote: bool, count: int, seconds: float) -> float:
 
 
 def actor_rows(seconds: float, repeats: int) -> Iterator[Row]:
-    """Remote and local Actors by turns."""
+    """Remote and local Actors in turn."""
     for count in (1, 2):
         rates: dict[bool, list[float]] = {True: [], False: []}
         for _ in range(repeats):

@@ -1,9 +1,9 @@
-"""SPO's experiments (thesis, Sec. 5.3.2) in sizes that fit here: what several Learners learn, and how they scale.
+"""SPO's experiments (thesis, Sec. 5.3.2) in sizes that fit here: the returns of several Learners, and how they scale.
 
 Learning (Figures 5.10 to 5.13): compositions of examples/zoo, with one, two and four Learners and averages after every
 1, 8 and 32 gradient steps of each; for CartPole and Pendulum also two Learners whose averages overlap with the next 8
-steps. The replay ratio, the batch and the replay are those of all Learners together. Runs go to their end; returns are
-those of the last weights over 100 greedy episodes that selected nothing. Rows compare interquartile means over the
+steps. The replay ratio, the batch and the replay are those of all Learners together. Runs make all their steps; returns
+are those of the last weights over 100 greedy episodes that selected nothing. Rows compare interquartile means over the
 seeds, with bootstrap intervals of 95 %, and say whether these overlap with one Learner's. Runs are kept in
 benchmarks/results/spo/runs.json, and a later call makes only those that are missing.
 
@@ -160,7 +160,7 @@ def learned(case: Learning, seeds: int, runs: list[dict[str, Any]], file: Path |
 
 
 def learning_rows(case: Learning, runs: Sequence[dict[str, Any]]) -> Iterator[Row]:
-    """Returns with several Learners beside those with one."""
+    """Returns with several Learners compared with those with one."""
     of_case = [run for run in runs if run["composition"] == case.composition]
     returns = {how: np.array([run["last"] for run in of_case if Averaging.of(run) == how]) for how in case.ways()}
     alone = returns.pop(ALONE)

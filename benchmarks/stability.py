@@ -1,6 +1,6 @@
 """Returns of runs that go on for five times the steps of their example.
 
-A composed program does not stop where its environment is solved. Greedy episodes evaluate the weights of the moment, 30
+A composed program does not stop where its environment is solved. Greedy episodes evaluate the current weights, 30
 times; none are selected. Rows give each seed's mean over the last third of its evaluations, by the settings of the
 examples ("after") and, where these changed, by the former ones ("before"). The share kept is the last third compared
 with the best third of the same run, counted from the return of a random policy.
@@ -134,7 +134,7 @@ def run(program: Path, task: Task, seed: int) -> np.ndarray:
 
 
 def measure(task: Task, seeds: int, folder: Path) -> Curves:
-    """All variants, by turns."""
+    """All variants, in turn."""
     programs = {name: compose(task, name, folder) for name in task.variants}
     found: dict[str, list[np.ndarray]] = {name: [] for name in programs}
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
@@ -212,7 +212,7 @@ def main() -> None:
 
 
 def record(task: Task, found: Sequence[Row], curves: Curves) -> None:
-    """Write the record, where this task replaces what it was before."""
+    """Write the record, where this task replaces its former results."""
     thirds = ("first third", "second third", "last third")
     new = [
         {

@@ -1,7 +1,7 @@
 """SYCL devices compared with the CPU's own kernels, here on Intel's CPU device: the same hardware.
 
 Iterations of setting 2 (sample, gather, train, update; replays of 100,000 transitions, all filled), each by its loop in
-C++, by turns in one process that sees one core, and in one that sees all. "As many empty launches" is the time that the
+C++, in turn, in one process that sees one core, and in one that sees all. "As many empty launches" is the time that the
 launches alone would take.
 """
 
@@ -49,7 +49,7 @@ def loop_of(case: Case, threads: int, selector: str = "") -> Loop:
 
 
 def measure(case: Case, cores: int, repeats: int, repeat_s: float) -> list[Row]:
-    """Both loops by turns, and the launches of the SYCL device's loop."""
+    """Both loops in turn, and the launches of the SYCL device's loop."""
     loops = loop_of(case, cores, "opencl:cpu:0"), loop_of(case, cores)
     contenders = [loop.run_by_its_clocks for loop in loops]
     counts = [max(8, round(repeat_s * 1e6 / contender(20))) for contender in contenders]

@@ -55,7 +55,7 @@ def microseconds(function: Callable[[], object], calls: int) -> float:
 
 
 def fastest(take: Callable[[], float], seconds: float) -> float:
-    """The least of what `take` returns, called for about `seconds`, at least once."""
+    """The least value that `take` returns, called for about `seconds`, at least once."""
     found, end = float("inf"), time.perf_counter() + seconds
     while True:
         found = min(found, take())

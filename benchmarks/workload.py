@@ -1,4 +1,4 @@
-"""What several benchmarks train: trainers of a given size, random transitions, and setting 2's loop in C++."""
+"""The work that several benchmarks share: trainers of a given size, random transitions, and setting 2's loop in C++."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Filled:
 
     @classmethod
     def of(cls, trainer: Any, slots: int, make: Callable[[TransitionSpec, int], tuple[Any, Any]]) -> Filled:
-        """Random transitions of random priorities in what `make(spec, slots)` returns."""
+        """Random transitions of random priorities in the replay that `make(spec, slots)` returns."""
         spec = TransitionSpec.from_spaces(trainer.observation_space, trainer.action_space)
         made = cls(*make(spec, slots), spec)
         rng = np.random.default_rng(0)

@@ -1,9 +1,9 @@
-"""The compositions of examples/zoo, trained to their end: what their last weights reach, in what time.
+"""The compositions of examples/zoo, trained to their end: the returns of their last weights, and the time.
 
 Each is composed once, as `pearl compose` does it, and its program runs with several seeds, on which no setting was
 chosen, until all steps are done: it does not stop where its environment is solved. Returns are means over 100 greedy
-episodes that selected nothing. Beside them is what Stable-Baselines3's RL Zoo publishes for the same algorithm
-(benchmark.md; one run, after the steps named there, partly in an older version of the environment).
+episodes that selected nothing. Next to them are the returns that Stable-Baselines3's RL Zoo publishes for the same
+algorithm (benchmark.md; one run, after the steps named there, partly in an older version of the environment).
 
 Runs are kept in benchmarks/results/zoo/runs.json, and a later call makes only those that are missing: delete that file
 to begin again. Writes docs/zoo.md.

@@ -1,6 +1,6 @@
-"""What CleanRL's `ppo.py` does to estimate advantages, written anew: a loop over steps in torch.
+"""The estimate of advantages of CleanRL's `ppo.py`, rewritten: a loop over steps in torch.
 
-CleanRL is a collection of scripts, of which this part cannot be imported.
+CleanRL is a collection of scripts: this part of one cannot be imported.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What PufferLib's C++ does to estimate advantages, written anew for numba: for where PufferLib cannot be installed.
+"""The estimate of advantages of PufferLib's C++, rewritten for numba: for machines where PufferLib cannot be installed.
 
 Its weights of V-trace, which are all 1 on policy, are left out.
 """

@@ -41,7 +41,7 @@ class RolloutExplanation:
             return f"Its parts follow each other; the longest is {NAMES[name]}, {us} us, {share:.0%} of them."
         collection = parts.pop("collection")
         after = short_number(sum(parts.values()))
-        return f"Collecting, {short_number(collection)} us, runs beside the other parts, {after} us together."
+        return f"Collecting, {short_number(collection)} us, runs while the other parts do, {after} us together."
 
 
 def why_not(placement: RolloutPlacement, other: RolloutCandidate) -> str:

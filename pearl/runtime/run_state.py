@@ -206,7 +206,7 @@ class RunState:
         if before != self.evaluated_in:
             logger.warning(
                 "The best weights of the checkpoint were evaluated in %s, and this run evaluates in %s: their mean "
-                "return of %.6g does not count, and the next evaluations select the best anew.",
+                "return of %.6g does not count, and the next evaluations select the best again.",
                 *(before, self.evaluated_in, mean),
             )
             return None
