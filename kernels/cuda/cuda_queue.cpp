@@ -176,7 +176,7 @@ void write_cached(const std::filesystem::path& path, const std::string& key, con
 }  // namespace
 
 std::vector<char> cuda_binary(const CudaCompiler& compiler, const std::string& stem, int major, int minor,
-                              const std::vector<std::string>& options, Cached wanted) {
+                              const std::vector<std::string>& options, Cache cache) {
   const SourceFile& source = source_of(stem);
   std::vector<std::string> given = options;
   given.push_back("--fmad=false");  // importance weights and noise have the same bits on every device
@@ -186,7 +186,7 @@ std::vector<char> cuda_binary(const CudaCompiler& compiler, const std::string& s
     key = source.name + " sm_" + std::to_string(major) + std::to_string(minor) + " " + joined(given) + " NVRTC " +
           cuda::compiler_version(compiler.library) + " " + device_sources_hash();
     cached = std::filesystem::path(compiler.cache) / (hashed(key) + ".cubin");
-    std::vector<char> binary = wanted == Cached::wanted ? read_cached(cached, key) : std::vector<char>{};
+    std::vector<char> binary = cache == Cache::read ? read_cached(cached, key) : std::vector<char>{};
     if (!binary.empty()) return binary;
   }
   std::vector<cuda::Header> headers;
@@ -221,12 +221,12 @@ std::shared_ptr<const Kernels> CudaQueue::compile(const std::string& stem, const
   if (found != nullptr) return found;
   const Current current(device_->context, name());
   cuda::Module module = nullptr;  // never unloaded, as it is cached
-  const auto load = [&](Cached cached) {
-    const std::vector<char> binary = cuda_binary(compiler_, stem, device_->major, device_->minor, options, cached);
+  const auto load = [&](Cache cache) {
+    const std::vector<char> binary = cuda_binary(compiler_, stem, device_->major, device_->minor, options, cache);
     return cuda::driver().cuModuleLoadData(&module, binary.data());
   };
   // A damaged file is compiled again.
-  if (load(Cached::wanted) != 0) cuda::check(load(Cached::anew), "the compiled kernels cannot be loaded", name());
+  if (load(Cache::read) != 0) cuda::check(load(Cache::ignore), "the compiled kernels cannot be loaded", name());
   Kernels::Named made;
   for (const std::string& kernel : kernels) {
     cuda::Function function = nullptr;

@@ -55,10 +55,10 @@ class CudaQueue final : public DeviceQueue {
 };
 
 // Whether a binary may come from the cache.
-enum class Cached { wanted, anew };
+enum class Cache { read, ignore };
 
 // Compiles kernels/cuda/<stem>.cu for a compute capability; needs no GPU. See cuda::compiled.
 std::vector<char> cuda_binary(const CudaCompiler& compiler, const std::string& stem, int major, int minor,
-                              const std::vector<std::string>& options, Cached wanted = Cached::wanted);
+                              const std::vector<std::string>& options, Cache cache = Cache::read);
 
 }  // namespace pearl::device
