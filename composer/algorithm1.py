@@ -98,8 +98,8 @@ def place(
     collect, inf where they run free; the placement records it.
 
     With several `learners`, an iteration is a step of each on its part of `batch_size`; the times of `matrix` are those
-    of one of them, and `average_us` those of an average, of which an iteration has the share 1 / H (thesis Eq. 5.6,
-    where `average_us` has what the network takes). A step of one takes `stretch` times as long as alone, with the wait
+    of one of them. `average_us` is the time of an average; an iteration has the share 1 / H of it (thesis Eq. 5.6,
+    where `average_us` is the time of the network). A step of one takes `stretch` times as long as alone, with the wait
     for the slowest. Only CPUs take several Learners: the host's, and those of nodes like it, whose slowest core is
     `core_speed` times as fast.
 

@@ -25,8 +25,8 @@ class LearnersCandidate:
     """`count` Learners that average after every `average_every` steps (0: one Learner, which does not average).
 
     `eps` are experiences trained per second, as placements predict them; `overall_eps` are those with all waiting for
-    the Actors included. `average_us` is an iteration's share of an average, of which `network_us` are on connections,
-    if nobody trains meanwhile. `waiting_us` is the other time by which it is longer than an iteration of a Learner that
+    the Actors included. `average_us` is an iteration's share of an average if nobody trains meanwhile; `network_us` of
+    it are on connections. `waiting_us` is the other time by which an iteration is longer than that of a Learner that
     trains alone. `nodes` are those of the Learners (`LearnersSpec`); empty: all are on the host.
     """
 

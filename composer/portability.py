@@ -121,8 +121,8 @@ def of_placement(name: str, placement: Placement) -> PlatformPortability:
 def of_matrix(name: str, matrix: AssignmentMatrix, batch_size: int | None = None) -> PlatformPortability:
     """The choices with both primitives and the Data Storage on one device, priced as the composer prices a program.
 
-    A matrix knows no links and no Actors. Missing are therefore pairs of two devices, messages (in the device's own
-    memory, and of what arrives, from the host), and what sharing cores with the Actors costs. A row without times of
+    A matrix knows no links and no Actors. So these are missing: pairs of two devices, messages (in the device's own
+    memory, and of what arrives, from the host), and the cost of sharing cores with the Actors. A row without times of
     the Data Storage counts 0 for storing, and for gathering too unless the pair's own gather is known.
 
     `batch_size` is for matrices that do not state theirs. ConfigurationError if neither does, or if they differ.

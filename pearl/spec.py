@@ -152,7 +152,7 @@ class Column(FieldSpec):
 
 @dataclass(frozen=True)
 class SequenceSpec:
-    """Sequences of `length` steps of one episode, of which each begins with the last `overlap` steps of the previous.
+    """Sequences of `length` steps of one episode. Each begins with the last `overlap` steps of the previous one.
 
     The last one of an episode may be shorter.
     """

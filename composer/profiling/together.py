@@ -97,7 +97,7 @@ class _Together:
         return min(self._messages)
 
     def step_us(self, seconds: float) -> float:
-        """Microseconds of a step, in so many seconds or as many as one message takes."""
+        """Microseconds of a step, measured for `seconds`, or longer until a message has come."""
         before, start = self.steps, time.perf_counter()
         self.run(lambda: time.perf_counter() >= start + seconds and self.steps > before)
         return (time.perf_counter() - start) * 1e6 / (self.steps - before)

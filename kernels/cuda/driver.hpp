@@ -1,5 +1,6 @@
-// NVIDIA's driver and NVRTC, its run-time compiler, loaded when first needed: PEARL is built without CUDA, and runs where
-// there is none. Declared here is only what PEARL calls, as in cuda.h and nvrtc.h of CUDA 12 and 13.
+// NVIDIA's driver and NVRTC, its run-time compiler, loaded when first needed: PEARL is built without CUDA, and runs
+// where it is absent. This file declares only the functions that PEARL calls, as in cuda.h and nvrtc.h of CUDA 12 and
+// 13.
 #pragma once
 
 #include <cstddef>

@@ -1,8 +1,8 @@
-// CUDA's kernels on the host: included before a .cu file, this header gives it what nvcc would. A thread of a block is a
-// fiber, which runs until a barrier or a shuffle. Where threads run in ascending order, so do clusters of blocks, one
-// after another; else some run at once. So a test sees wrong results of wrong indices, of missing barriers, of blocks that
-// rely on others of their launch (in some order) and of memory that a block has not written, and barriers that not all
-// threads reach, but neither races within an instruction nor the memory order of a GPU.
+// CUDA's kernels on the host: included before a .cu file, this header gives it what nvcc would. A thread of a block is
+// a fiber, which runs until a barrier or a shuffle. Where threads run in ascending order, so do clusters of blocks, one
+// after another; else some run at once. So a test sees wrong indices, missing barriers, blocks that rely on others of
+// their launch (in some order), reads of memory that a block has not written, and barriers that not all threads reach.
+// It sees neither races within an instruction nor the memory order of a GPU.
 #pragma once
 
 #define PEARL_CUDA_ON_HOST

@@ -57,7 +57,7 @@ class PolicyPlan:
     Heads: "argmax", the index of the largest value; "tanh", squashed and scaled to the action's bounds; "gaussian", the
     same for the mean, or for samples, of a normal distribution whose mean and log standard deviation (clamped to
     `log_std_bounds`) are the result's halves; "categorical" and "normal", as `rollout` says. Offsets count floats of
-    the weight snapshot, of which `weights` `(weight_count,)` float32 is the first. `action_shape` is that of one
+    the weight snapshot; `weights` `(weight_count,)` float32 is the first snapshot. `action_shape` is that of one
     action. Observations are float32, or `of_bytes` uint8.
     """
 

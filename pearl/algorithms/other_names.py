@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 _EPSILON = "exploration=EpsilonGreedy(start=..., end=..., steps=...)"
 _LOGS = "nothing, as every run shows its progress and logs into its folder"
-# Settings of trainers, of which a class has one; or where else it is said.
+# Other names and our settings for them; a class has one of these. `_ELSEWHERE`: where other names are set.
 _SETTINGS = {
     "clip_range_vf": ("value_clip_range",),
     "ent_coef": ("entropy_coefficient", "temperature"),

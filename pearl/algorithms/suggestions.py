@@ -53,8 +53,8 @@ class RandomSteps:
     `step_us` is the median time of a step. Of the `episodes` that ended, `terminated` ended by the task, not by a time
     limit; `mean_length` is their mean length (0: none ended). `reward_size` is the mean absolute reward. `signal` says
     what the rewards of steps that ended no episode depend on: "state", the "action" alone, or nothing ("constant").
-    `deviations` are those of each element of the observations; () for images. `stack` is how many frames an observation
-    `(stack, *frame)` holds, of which each step drops the oldest and appends one; 0 for other observations.
+    `deviations` are those of each element of the observations; () for images. `stack` is the number of frames in an
+    observation `(stack, *frame)`: each step drops the oldest and appends one. It is 0 for other observations.
     """
 
     steps: int

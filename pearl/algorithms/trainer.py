@@ -432,7 +432,7 @@ class Trainer(abc.ABC):
         )
 
     def _check_schedules(self) -> None:
-        """Make each schedule a plain value; TrainerError for what is none, or for a function that fails."""
+        """Make each schedule a plain value; TrainerError for a wrong value, or for a function that fails."""
         for name in self.schedule_settings():
             setting = f"{type(self).__name__}.{name}"
             try:

@@ -50,7 +50,7 @@ def _compose(
         float | None,
         typer.Option(
             help="Seconds for which programs of placements are tried, to place the fastest; 0: none. "
-            "Default: as many as the hopeful ones take, up to 60."
+            "Default: the time of those that may be the fastest, up to 60."
         ),
     ] = None,
     implementation: Annotated[

@@ -27,8 +27,8 @@ class ActorWork:
     """What an Actor needs to start on another node.
 
     `setup` has its `ActorSetup` and, if it starts without the program, the environment to register. `fields` are the
-    arrays of its messages, of which those in `by_row` hold a row after the other. With `newest_only` it begins each
-    message when the one before is used, with the newest weights of that moment.
+    arrays of its messages; those in `by_row` hold one row after the other. With `newest_only` it begins each message
+    when the previous one is used, with the newest weights.
     """
 
     setup: Package

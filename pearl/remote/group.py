@@ -174,7 +174,7 @@ class RemoteProcesses:
 class RemoteLearners:
     """Starts Learners on the nodes of a Ray cluster, on `threads` CPUs each; see `LearnerGroup`.
 
-    `node_of` gives the node of each by its rank: None is any; "" is this machine, where it is a process as without Ray.
+    `node_of` gives the node of each by its rank: None: any; "": this machine, where it is a process as without Ray.
     """
 
     def __init__(

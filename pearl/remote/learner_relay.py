@@ -47,7 +47,7 @@ _NUMBER = 1  # a line has one process: its replacement gets a line of its own
 class LearnerLine:
     """The connection of one Learner's process with the host.
 
-    `cpus` are those of its node that it takes. `node` is where it is to run; None is any node.
+    It takes `cpus` CPUs of its node. `node` is where it is to run; None: any node.
     """
 
     name: str
@@ -63,7 +63,7 @@ class LearnerLine:
 
 
 def messages_ahead(setup: LearnerSetup, queue: TransitionQueue) -> int:
-    """Most messages of transitions on the way to a Learner or waiting there: as many as it takes between two averages.
+    """Most messages of transitions on the way to a Learner or waiting there: those that it takes between two averages.
 
     More would only be trained on later. With few Actors, messages are not full.
     """

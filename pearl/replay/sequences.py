@@ -1,7 +1,7 @@
 """Neighbouring steps of an item's episode: n-step returns, sequence slices, stacks of frames.
 
-None of them is stored: gathering follows the links that the Data Storage keeps between the items of each stream, one
-load for each step, whatever the size of the storage.
+These are not stored: gathering follows the links that the Data Storage keeps between the items of each stream, one load
+for each step, whatever the size of the storage.
 """
 
 from __future__ import annotations

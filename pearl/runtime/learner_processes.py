@@ -189,7 +189,7 @@ class LearnerProcesses(LearnerSide):
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def states(self) -> list[tuple[Arrays, Scalars] | None]:
-        """The state of each Learner, by rank, of now or of when they stopped; None of one that died meanwhile.
+        """The state of each Learner, by rank, now or when it stopped; None for one that died meanwhile.
 
         Arrays are maps of files in the run folder, which stay until the next call or `clean_up`.
         """

@@ -37,10 +37,10 @@ class _Shown(NamedTuple):
 class ProgressDisplay:
     """Steps, speeds and returns of a training run; a context manager, used from one thread.
 
-    On a terminal, lines that stay at the bottom, redrawn at most four times a second, and less often (down to every
-    two seconds) where drawing would take more than half a percent of the time. Elsewhere, or if `plain`, one plain line
-    every `plain_interval_s` seconds, without control codes. A resumed run gives the steps it starts at as
-    `initial_steps`, so that the time left is estimated from the steps done now. Nothing is drawn between calls: no
+    On a terminal, lines stay at the bottom and are redrawn at most four times a second. They are redrawn less often,
+    down to every two seconds, where drawing would take more than half a percent of the time. Elsewhere, or if `plain`,
+    one plain line every `plain_interval_s` seconds, without control codes. A resumed run gives the steps it starts at
+    as `initial_steps`, so that the time left is estimated from the steps done now. Nothing is drawn between calls: no
     thread competes with the host loop.
     """
 

@@ -96,7 +96,7 @@ def check_optimizer_state(name: str, optimizer: torch.optim.Optimizer, found: An
         if not _can_step(optimizer):
             return
         raise CheckpointError(
-            f"The settings of {name!r} in the checkpoint are none that {type(optimizer).__name__} takes: {error}."
+            f"{type(optimizer).__name__} does not take the settings of {name!r} in the checkpoint: {error}."
         ) from error
     for key, state in states.items():
         if type(key) is not int or key not in expected_states:

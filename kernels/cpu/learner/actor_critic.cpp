@@ -240,7 +240,7 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
     for (std::size_t j = 0; j < judges_.size(); ++j)
       worker.judged[j] = worker.next_critics[judges_[j]].value(model_.critics[judges_[j]]->output(), p);
     of_critics(worker, critics, p);
-    // In loops without branches, of which the processor would guess half wrong.
+    // In loops without branches: the processor would guess half of them wrong.
     float* const targets = worker.judgements.data();
     std::copy_n(judged[0], count, targets);
     for (std::size_t j = 1; j < judges_.size(); ++j)

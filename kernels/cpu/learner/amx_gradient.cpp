@@ -169,7 +169,7 @@ class Gradient {
   const std::uint16_t* signs(std::size_t panel, std::size_t row) const {
     return layer_.signs + 2 * panel * kHalf + row;
   }
-  // Ones and zeros: the two halves' bits of a row fill both halves of all lanes, of which each looks at its own bits.
+  // Ones and zeros: the two halves' bits of a row fill both halves of all lanes; each lane looks at its own bits.
   PEARL_AMX_INLINE void take_signs(std::size_t panel, std::size_t row, std::uint16_t* to) const {
     const std::uint16_t* const from = signs(panel, row);
     const auto four = [](const std::uint16_t* bits) PEARL_AMX_SIMD

@@ -396,7 +396,7 @@ PEARL_SIMD void to_unit(const float* x, const float* center, const float* half_r
       store(y + f * kPanel + j, (load(x + f * kPanel + j) - spread(center[f])) / spread(half_range[f]));
 }
 
-// Of `Rows` features, which are at most as many as lanes.
+// Of `Rows` features, at most the number of lanes.
 template <int Rows>
 PEARL_SIMD F sums_of(const float* x, std::size_t width, std::size_t panels) {
   F sums[kLanes];

@@ -1,5 +1,5 @@
 // The loops over PPO's rows, part of kernels_body.hpp. All of them go through a whole panel, (panel,) numbers at a
-// time, of which the first `count` are rows. The others have no effect, even if NaN. NaN of a row stays NaN everywhere.
+// time; the first `count` are rows. The others have no effect, even if NaN. NaN of a row stays NaN everywhere.
 
 constexpr std::array<float, 2 * kPanel> kRowsFirst = [] {
   std::array<float, 2 * kPanel> rows{};

@@ -144,7 +144,7 @@ PEARL_SIMD void columns_of(const float* rows, std::size_t row, float* columns) {
   for (std::size_t f = 0; f < kSparse; f += kLanes) transpose_block(rows + f, row, columns + f * kPanel, kPanel);
 }
 
-// 64 of a product's rows by up to 64 of its steps, of which each step's are a row here: times the step's factor, unless
+// 64 of a product's rows by up to 64 of its steps, with a row here for each step: times the step's factor, unless
 // `factors` is null.
 PEARL_SIMD void turn_weights(const Gemm& g, std::size_t from_row, std::size_t from_step, std::size_t steps,
                              SparseRow* rows, const float* factors = nullptr) {

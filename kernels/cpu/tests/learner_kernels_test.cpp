@@ -485,7 +485,7 @@ void test_narrow_gradients() {
         }
 }
 
-// Samples and their slopes against the formulas in double, also far out and with numbers that are none.
+// Samples and their slopes against the formulas in double, also far out and with NaN.
 void test_squash() {
   const LearnerKernels& kernels = learner_kernels();
   const std::size_t panel = kernels.panel;

@@ -22,7 +22,7 @@ using Given = std::array<PyObject*, count>;
 inline constexpr Names<4> kEstimateNames = {"rewards", "values", "last_values", "ends"};
 inline constexpr Names<7> kCodesNames = {"rewards", "values", "bonus", "last_values", "ends", "advantages", "returns"};
 
-// The arguments of a call in the order of their names, of which any may be given by keyword.
+// The arguments of a call in the order of their names; any may be given by keyword.
 template <std::size_t count>
 Given<count> arguments_of(const Names<count>& names, PyObject* const* given, Py_ssize_t positional,
                           PyObject* keywords) {

@@ -234,7 +234,7 @@ class TorchSteps:
         return priorities
 
     def _record(self, uploaded: _Uploaded) -> _Recording | None:
-        """A recording of the step, of which the Python code has run but no operation; None if recording failed."""
+        """A recording of the step; its Python code has run, but no operation has. None if recording failed."""
         trainer = self._parts.trainer
         for name in self._left:  # what is left to differentiate would bring its stream into the recording
             if isinstance(value := getattr(trainer, name, None), torch.Tensor) and value.grad_fn is not None:

@@ -1,9 +1,9 @@
 // The first convolution of images of bytes whose channels are frames of a game: pixels that do not move are left out.
 //
-// Each frame but the first becomes its difference from the frame before, and the first its difference from the byte that
-// it has most of. Where few of those are not zero, the rest need no product. A frame is the sum of the differences up to
-// it, so a difference is multiplied by the sum of the weights of its own frame and all later ones, and a weight's
-// gradient is the sum of those of the differences up to its frame. Differences of bytes lose no digit.
+// Each frame but the first becomes its difference from the frame before, and the first its difference from the byte
+// that it has most of. Where few of those are not zero, the rest need no product. A frame is the sum of the differences
+// up to it, so a difference is multiplied by the sum of the weights of its own frame and all later ones. A weight's
+// gradient is the sum of the gradients for the differences up to its frame. Differences of bytes lose no digit.
 #pragma once
 
 #include <cstddef>

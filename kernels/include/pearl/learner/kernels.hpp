@@ -129,7 +129,7 @@ struct Squash {
   float low, high;
 };
 
-// The slopes of an actor's loss, of which `slope` is the critics' part: temperature * share * log density is added.
+// The slopes of an actor's loss: `slope` is the critics' part, and temperature * share * log density is added.
 struct SquashSlopes {
   float low, high, temperature, share;
 };

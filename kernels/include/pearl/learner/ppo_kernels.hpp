@@ -1,6 +1,5 @@
-// The loops over the rows of PPO's minibatches, of which there is one table per instruction set. Arrays hold a panel of
-// rows, as kernels.hpp says; of the (panel,) columns of a panel, the first `count` are rows; the content of the others
-// has no effect.
+// The loops over the rows of PPO's minibatches, one table of them per instruction set. Arrays hold a panel of rows, as
+// kernels.hpp says. The first `count` of a panel's (panel,) columns are rows; the content of the others has no effect.
 #pragma once
 
 #include <cstddef>

@@ -12,8 +12,8 @@
 
 namespace pearl::learner {
 
-// A convolution, or the gradient of one's input: a convolution of the result's gradient, of which each column stands for
-// as many of the input's as the stride has.
+// A convolution, or the gradient of one's input: a convolution of the result's gradient, where each column stands for a
+// stride's number of the input's columns.
 struct SparseConvolution {
   std::size_t run, runs;   // numbers under a row of the kernel, and such rows
   std::ptrdiff_t start;    // where the first column's runs begin, from a row's first position on; margins are zeros
