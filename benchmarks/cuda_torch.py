@@ -12,6 +12,7 @@ import torch
 from benchmarks.workload import Case, transitions
 from pearl.algorithms.batch import Batch
 from pearl.backends.cuda.capturable_optimizers import CapturableOptimizers
+from pearl.backends.cuda.graphs import without_collections
 from pearl.backends.cuda.trainer_parts import TrainerParts
 
 ALPHA, BETA, EPSILON = 0.6, 0.4, 1e-6
@@ -90,6 +91,6 @@ def graph_of(work: Callable[[], object]) -> Callable[[], object]:
             work()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with without_collections(), torch.cuda.graph(graph):
         work()
     return graph.replay

@@ -296,7 +296,7 @@ class Description:
             known = ", ".join(inspect.signature(TrainSpec).parameters)
             raise ConfigurationError(f"set_training knows {known}; found {', '.join(sorted(unknown))}.")
         stated, auto = without_auto(schedule)
-        training = {**stated, **start_of(auto)}
+        training: dict[str, Any] = {**stated, **start_of(auto)}
         TrainSpec(**training)
         self.training = training
         self.auto = (*(name for name in self.auto if name in ACTOR_FIELDS), *auto)

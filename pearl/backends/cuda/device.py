@@ -79,7 +79,7 @@ def _torch() -> tuple[Any, str]:
     except ImportError as error:
         return None, f"torch cannot be imported ({error})"
     try:
-        if not torch.backends.cuda.is_built():
+        if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
             return None, without.format(torch.__version__)
         if not torch.cuda.is_available():
             return None, "torch finds no CUDA device (no GPU, or its driver is missing or too old)"

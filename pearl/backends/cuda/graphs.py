@@ -33,7 +33,7 @@ def in_order_on(stream: torch.cuda.Stream) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
+def without_collections() -> Iterator[None]:
     """No garbage is collected: that may destroy a graph or free memory, which fails a recording of the same thread."""
     collects = gc.isenabled()
     gc.disable()
@@ -116,7 +116,7 @@ class CudaGraphs:
         caller, main = torch.cuda.current_stream(self.device), self._main
         self._main, self._capturing = self._own, True
         try:
-            with _without_collections():
+            with without_collections():
                 return self._recorded(step)
         finally:
             self._main, self._capturing = main, False
