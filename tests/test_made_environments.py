@@ -287,6 +287,12 @@ NESTED = spaces.Dict(
         (spaces.Box(0, 9, (2,), np.float64), np.array([0.1, 4.0]), [0.1, 4.0], "float64 are converted to float32 once"),
         (spaces.Box(0, 9, (2,), np.float32), np.array([0.5, 4.0], np.float32), [0.5, 4.0], ""),
         (spaces.Box(0, 9, (2,), np.uint8), np.array([5, 4], np.uint8), [5, 4], ""),
+        (
+            spaces.Tuple((spaces.Box(np.array([[0], [1]]), 9, dtype=np.int64), spaces.MultiDiscrete([[2], [1]]))),
+            (np.array([[3], [4]]), np.array([[1], [0]])),
+            [3, 4, 0, 1, 1],
+            "Observations Tuple(Box of shape (2, 1), int64, MultiDiscrete([[2] [1]])) are flattened",
+        ),
         (spaces.MultiBinary(3), np.array([1, 0, 1], np.int8), [1, 0, 1], "are flattened: 3 numbers in a row"),
     ],
 )
@@ -296,6 +302,7 @@ def test_observations_are_prepared_as_arrays(space: Any, obs: Any, expected: lis
     assert prepared.dtype == stored_dtype(prepared_space(space))
     np.testing.assert_allclose(prepared, expected, rtol=1e-6)
     assert said in preparation(space)
+    assert "\n" not in preparation(space)
     assert bool(said) == bool(preparation(space))
 
 

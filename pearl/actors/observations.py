@@ -46,7 +46,11 @@ def space_text(space: gym.Space[Any]) -> str:
     """The space in a line: bounds that differ from number to number are left out."""
     if isinstance(space, spaces.Box) and any((one != one.flat[0]).any() for one in (space.low, space.high) if one.size):
         return f"Box of shape {space.shape}, {space.dtype}"
-    return str(space)
+    if isinstance(space, spaces.Dict):
+        return f"Dict({', '.join(f'{name!r}: {space_text(part)}' for name, part in space.items())})"
+    if isinstance(space, spaces.Tuple):
+        return f"Tuple({', '.join(map(space_text, space))})"
+    return " ".join(str(space).split())  # NumPy's arrays have several lines
 
 
 def prepare(space: gym.Space[Any], obs: Any) -> np.ndarray:
@@ -151,7 +155,7 @@ def preparation(space: gym.Space[Any]) -> str:
         done = "encoded as one-hot vectors" if isinstance(space, _ONE_HOT) else "flattened"
         inside = " (numbers of Discrete parts as one-hot vectors)" if _has_numbers(space) else ""
         size = 0 if _strange_part(space) is not None else spaces.flatdim(space)
-        return f"Observations {space} are {done}{inside}: {size:,} numbers in a row."
+        return f"Observations {space_text(space)} are {done}{inside}: {size:,} numbers in a row."
     if space.dtype is not None and space.dtype not in (np.float32, np.uint8) and isinstance(space, spaces.Box):
         return f"Observations of {space.dtype} are converted to float32 once, in the Actors."
     return ""
