@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -19,6 +20,7 @@ from test_actor import GAMMA, CountEnv, collect, joined, setup_of, sorted_rows
 from composer.vectorization import fastest
 from pearl.actors.actor import ActorSetup
 from pearl.actors.environment import make_single_envs, make_vector_env, probe
+from pearl.actors.observations import check_env
 from pearl.actors.rollout_actor import RolloutActor
 from pearl.actors.vectorization import autoreset_mode
 from pearl.algorithms import DQN, PPO, make_trainer
@@ -98,6 +100,40 @@ def test_an_asynchronous_vector_starts_its_processes_without_fork() -> None:
         setup = setup_of("CartPole-v1", DQN, vectorization=vectorization, n_step=2, seed=4)
         tables.append(sorted_rows(joined(collect(setup, 15))))
     assert np.array_equal(tables[0], tables[1])
+
+
+PIXELS = """
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+class Pixels(gym.Env):
+    observation_space, action_space = spaces.Box(0, 255, (2, 3), np.uint8), spaces.Discrete(2)
+
+    def __init__(self, last=255, shape=(2, 3)):
+        self._shown = np.linspace(0, last, 6).reshape(shape)
+
+    def reset(self, seed=None, options=None):
+        return self._shown, {}
+"""
+
+
+def test_observations_that_shared_memory_would_change_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pixels.py").write_text(PIXELS)
+    monkeypatch.syspath_prepend(tmp_path)
+    pixels = importlib.import_module("pixels").Pixels
+    envs = make_vector_env(ActorSpec(pixels, vectorization="async", env_kwargs={"last": 1}), 1)
+    try:
+        with pytest.raises(EnvError, match=r"Pixels returned .* expected numbers of Box\(0, 255, \(2, 3\), uint8"):
+            envs.reset()
+    finally:
+        envs.close()
+    assert check_env(pixels()).reset()[0].shape == (2, 3)
+    with pytest.raises(EnvError, match=r"an observation of shape \(3, 2\); its observation space says \(2, 3\)"):
+        check_env(pixels(shape=(3, 2))).reset()
 
 
 # --- on-policy ---

@@ -194,6 +194,29 @@ class _Flattened(gym.wrappers.FlattenObservation[Any, Any, Any]):
         return _flat(self.env.observation_space, observation, self._named)
 
 
+def check_env(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """An environment with prepared observations that raises EnvError for one that is not of its space.
+
+    For vectors whose environments write into shared memory: there NumPy stretches and converts without a word.
+    """
+    return _Checked(env)
+
+
+class _Checked(gym.ObservationWrapper[Any, Any, Any]):
+    """Refuses observations of another shape, and numbers that the space's dtype cannot hold."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._shape, self._named = env.observation_space.shape or (), name_of(env.unwrapped.spec)
+
+    def observation(self, observation: Any) -> Any:
+        """The same observation."""
+        require_shape(observation, self._shape, self._named)
+        if not _holds(self.env.observation_space, observation):
+            raise _strange(self._named, (), f"numbers of {space_text(self.env.observation_space)}", repr(observation))
+        return observation
+
+
 def prepare_vector(vector: gym.vector.VectorEnv[Any, Any, Any]) -> gym.vector.VectorEnv[Any, Any, Any]:
     """A vector of environments with prepared observations."""
     if not is_prepared(vector.single_observation_space):

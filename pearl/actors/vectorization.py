@@ -23,7 +23,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from pearl.action_masks import mask_env
 from pearl.actors.atari_wrappers import Preprocessing, check_counterpart, make_game
-from pearl.actors.observations import AnyVectorWrapper, name_of, one_of, prepare_env, prepare_vector
+from pearl.actors.observations import AnyVectorWrapper, check_env, name_of, one_of, prepare_env, prepare_vector
 from pearl.errors import EnvError
 from pearl.spec import ACTION_MASK, ActorSpec
 
@@ -118,12 +118,12 @@ class _OfSingles(Vectorization):
 
     steps_singles = True
 
-    def __init__(self, mode: str, **vector_kwargs: Any) -> None:
-        self._mode, self._vector_kwargs = mode, vector_kwargs
+    def __init__(self, mode: str, *further: Any, **vector_kwargs: Any) -> None:
+        self._mode, self._further, self._vector_kwargs = mode, further, vector_kwargs
 
     def make(self, spec: ActorSpec, count: int) -> AnyVector:
         wrappers: list[Any] = [functools.partial(wrapper, **options) for wrapper, options in spec.wrapped]
-        wrappers += [mask_env, _ForVector, prepare_env]
+        wrappers += [mask_env, _ForVector, prepare_env, *self._further]
         options: dict[str, Any] = dict(spec.env_kwargs)
         return gym.make_vec(
             _named(spec),
@@ -333,7 +333,7 @@ _SYNC = _OfSingles("sync")
 # "spawn": the process may have threads, which a fork would leave in any state. Actors copy observations themselves.
 VECTORIZATIONS: Mapping[str, Vectorization] = {
     "sync": _SYNC,
-    "async": _OfSingles("async", context="spawn", copy=False),
+    "async": _OfSingles("async", check_env, context="spawn", copy=False),
     "vector_entry_point": _Own(),
     "envpool": _EnvPool(),
     "atari": _Atari(),
