@@ -13,6 +13,7 @@ from pearl.algorithms.on_policy import (
     OnPolicyTrainer,
     normalized,
 )
+from pearl.algorithms.spaces import is_bounded
 from pearl.algorithms.suggestions import Choice, Facts
 from pearl.algorithms.trainer import Phase, is_number
 from pearl.algorithms.update_rule import (
@@ -60,7 +61,7 @@ class PPO(OnPolicyTrainer):
             return "several discrete actions at a time: only on-policy algorithms draw those"
         if not isinstance(space, spaces.Box):
             return ""
-        if not space.is_bounded("both"):
+        if not is_bounded(space):
             return "actions without bounds: those with a replay need bounds"
         return "continuous actions from images: those with a replay have no convolutions" if facts.images else ""
 

@@ -13,6 +13,15 @@ from pearl.errors import EnvError
 ActionKind: TypeAlias = Literal["Discrete", "Box", "MultiDiscrete", "MultiBinary"]
 
 
+def is_bounded(space: spaces.Box) -> bool:
+    """Whether all bounds are finite, and their distances too: the bounds of float32 itself, for example, bound nothing.
+
+    Policies and exploration scale actions by those distances, in float32.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite((space.high - space.low).astype(np.float32)).all())
+
+
 def check_observations(name: str, space: gym.Space[Any]) -> None:
     """Raise EnvError unless the built-in algorithms, here the class `name`, can observe `space`."""
     if not isinstance(space, spaces.Box):
@@ -63,7 +72,7 @@ def check_actions(name: str, algorithm: str, wanted: ActionKind, space: gym.Spac
             f"{name} needs actions of floating point; the environment has {space}. "
             "Wrap it with a gymnasium.ActionWrapper that takes float32 and rounds, or offers a Discrete space."
         )
-    if isinstance(space, spaces.Box) and not space.is_bounded("both"):
+    if isinstance(space, spaces.Box) and not is_bounded(space):
         raise EnvError(
             f"{name} needs bounded actions; the environment has {space}. "
             "Give its action space finite bounds, for example with a gymnasium.ActionWrapper that states them."

@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium import spaces
 
 from pearl.algorithms.inputs import scaled_observations, takes_cnn, unit_scale
+from pearl.algorithms.spaces import is_bounded
 
 Signal: TypeAlias = Literal["state", "action", "constant"]
 
@@ -95,7 +96,7 @@ class Facts:
     def bounded_vectors(self) -> bool:
         """Whether actions are a bounded Box and observations no images."""
         space = self.action_space
-        return isinstance(space, spaces.Box) and space.is_bounded("both") and not self.images
+        return isinstance(space, spaces.Box) and is_bounded(space) and not self.images
 
     @property
     def inputs(self) -> int:

@@ -294,6 +294,7 @@ ARM = spaces.Box(-1.0, 1.0, (2,), np.float32)
 OTHER_ACTIONS: list[gym.Space[Any]] = [
     *(spaces.Discrete(3), ARM, spaces.MultiDiscrete([3, 2]), spaces.MultiBinary(3)),
     *(spaces.Box(-np.inf, 1.0, (2,), np.float32), spaces.Box(-1.0, 1.0, ()), spaces.Box(0, 5, (2,), np.int64)),
+    spaces.Box(np.finfo(np.float32).min, np.finfo(np.float32).max, (2,), np.float32),
 ]
 
 
