@@ -166,6 +166,19 @@ class NextStepVector(gym.vector.VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         return obs, reward, terminated, truncated, {}
 
 
+class CarelessVector(NextStepVector):
+    """Observations that are not of the space: pixels from 0 to 1, or numbers that are left out."""
+
+    def __init__(self, num_envs: int = 1, numbers: int = 4) -> None:
+        super().__init__(num_envs)
+        self._numbers = numbers
+        self.single_observation_space = spaces.Box(0, 255, (4,), np.uint8)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.full((self.num_envs, self._numbers), 0.7), {}
+
+
+gym.register("PearlCareless-v0", vector_entry_point=CarelessVector)
 gym.register("PearlCount-v0", lambda **k: CountEnv(**k), vector_entry_point=NextStepVector, disable_env_checker=True)
 gym.register("PearlSharing-v0", lambda **k: SharingEnv(**k), disable_env_checker=True)
 gym.register("PearlImage-v0", lambda **_: ImageEnv(), disable_env_checker=True)
@@ -637,6 +650,14 @@ def test_rewards_that_are_no_numbers_are_refused(kind: str, found: str) -> None:
     with pytest.raises(EnvError, match=rf"PearlOddRewards-v0 returned {found} as the reward of a step, .* one number"):
         collect(odd, 1)
     assert (joined(collect(setup_of("PearlOddRewards-v0", env_kwargs={"kind": "element"}), 1))["reward"] == 1.5).all()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"), [(4, r"expected numbers of Box\(0, 255, \(4,\), uint8\)"), (1, r"of shape \(2, 1\)")]
+)
+def test_observations_of_an_environments_own_vector_are_checked(numbers: int, message: str) -> None:
+    with pytest.raises(EnvError, match=rf"PearlCareless-v0 returned an observation .*{message}"):
+        collect(setup_of("PearlCareless-v0", env_kwargs={"numbers": numbers}, vectorization="vector_entry_point"), 1)
 
 
 def test_a_last_observation_of_another_shape_is_refused() -> None:

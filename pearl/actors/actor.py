@@ -19,7 +19,7 @@ from pearl.actors.actions import EnvironmentActions
 from pearl.actors.environment import close_envs, make_vector_env
 from pearl.actors.n_step import NStepWindow
 from pearl.actors.native_policy import NativePolicy, PolicyPlan
-from pearl.actors.observations import require_shape
+from pearl.actors.observations import check_observations, require_shape
 from pearl.actors.running_statistics import ActorStatistics
 from pearl.actors.sequence_window import SequenceWindow
 from pearl.actors.served_policy import PolicyService, ServedPolicy
@@ -276,6 +276,9 @@ class VectorActor(abc.ABC):
     def _first_observations(self, seed: int | None) -> np.ndarray:
         """Reset all environments; their observations `(envs, *obs)`."""
         obs, info = self.envs.reset(seed=seed)
+        # Later ones would take time, and a vector of the environment's own errs from the first on.
+        shape = (self._count, *self.transition.observation_shape)
+        check_observations(self.envs.single_observation_space, obs, shape, self.setup.spec.env_name)
         if self._mask_reader is not None:
             self._masks = self._mask_reader.batch(info, np.zeros(self._count, bool))
         elif ACTION_MASK in info:

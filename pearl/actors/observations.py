@@ -211,10 +211,7 @@ class _Checked(gym.ObservationWrapper[Any, Any, Any]):
 
     def observation(self, observation: Any) -> Any:
         """The same observation."""
-        require_shape(observation, self._shape, self._named)
-        if not _holds(self.env.observation_space, observation):
-            raise _strange(self._named, (), f"numbers of {space_text(self.env.observation_space)}", repr(observation))
-        return observation
+        return check_observations(self.env.observation_space, observation, self._shape, self._named)
 
 
 def prepare_vector(vector: gym.vector.VectorEnv[Any, Any, Any]) -> gym.vector.VectorEnv[Any, Any, Any]:
@@ -323,6 +320,17 @@ def require_shape(obs: Any, shape: tuple[int, ...], env: str) -> Any:
             f"{env} returned an observation of shape {np.shape(obs)}; its observation space says {shape}. Return that "
             "shape from reset() and step(), also at the end of an episode."
         )
+    return obs
+
+
+def check_observations(space: gym.Space[Any], obs: Any, shape: tuple[int, ...], env: str) -> Any:
+    """One or several prepared observations of `env`; EnvError unless they have `shape`, and numbers of the Box `space`.
+
+    Numbers that the dtype of `space` can hold will do.
+    """
+    require_shape(obs, shape, env)
+    if not _holds(space, obs):
+        raise _strange(env, (), f"numbers of {space_text(space)}", repr(obs))
     return obs
 
 
