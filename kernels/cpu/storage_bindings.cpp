@@ -76,6 +76,16 @@ struct NamedColumns {
     return fits ? found : nullptr;
   }
 
+  // Whether an array has memory of the columns, as views of them do: an insertion would overwrite it before reading it.
+  bool in_columns(const py::array& array) const {
+    const auto begin = reinterpret_cast<std::uintptr_t>(array.data());
+    return std::any_of(fields.begin(), fields.end(), [&](const Field& field) {
+      const auto from = reinterpret_cast<std::uintptr_t>(field.column.data());
+      return begin < from + static_cast<std::size_t>(field.column.nbytes()) &&
+             from < begin + static_cast<std::size_t>(array.nbytes());
+    });
+  }
+
   // Rows to insert. Holds the arrays: without the GIL, another thread may remove them from the caller's dictionary.
   struct Sources {
     std::vector<py::array> held;
@@ -93,6 +103,7 @@ struct NamedColumns {
       if (source == nullptr) return std::nullopt;
       found.held.push_back(py::reinterpret_borrow<py::array>(source));
       if (found.held.back().shape(0) < count) return std::nullopt;
+      if (in_columns(found.held.back())) found.held.back() = found.held.back().attr("copy")();
       found.raw.push_back(found.held.back().data());
     }
     return found;

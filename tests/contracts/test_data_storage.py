@@ -120,6 +120,15 @@ def test_part_of_larger_arrays_can_be_inserted(make_storage):
     assert storage.size == 3
 
 
+def test_rows_of_its_own_can_be_inserted_again(make_storage):
+    storage = make_storage(SPEC, 10)
+    storage.insert(rows(0, 10))
+    storage.insert(rows(10, 5))
+    own = {name: column[:8] for name, column in storage.columns.items()}  # around the end, over themselves
+    expected = {name: column.copy() for name, column in own.items()}
+    assert_rows(storage.gather(storage.insert(own)), expected)
+
+
 def test_gathering_into_the_callers_arrays(make_storage):
     storage = make_storage(SPEC, 10)
     storage.insert(rows(0, 10))

@@ -100,7 +100,7 @@ class TorchDataStorage(StorageOnDevice):
     @property
     def columns(self) -> Mapping[str, np.ndarray]:
         """Read-only host copies `(capacity, *shape)`, for checkpoints."""
-        copies = {name: column.cpu().numpy().view() for name, column in self._columns.items()}
+        copies = {name: column.to("cpu", copy=True).numpy() for name, column in self._columns.items()}
         for copy in copies.values():
             copy.flags.writeable = False
         return MappingProxyType(copies)
