@@ -85,6 +85,11 @@ def test_a_damaged_snapshot_is_an_error_not_a_wait() -> None:
         shot.read(np.zeros(8, np.uint8), 0)
 
 
+def test_none_is_no_queue_to_wait_for() -> None:
+    with pytest.raises(TypeError, match="None is no queue"):
+        _native.wait_for_all([None], _native.Doorbell(np.zeros(64, np.uint8)), 0.0)  # type: ignore[list-item]
+
+
 def test_probes_of_the_machine_measure_something() -> None:
     assert _native.copy_bandwidth(1 << 22, 3) > 0.1
     assert 0.1 < _native.random_access_ns(1 << 20, 100_000) < 10_000
@@ -318,6 +323,12 @@ def test_columns_on_a_device_refuse_what_does_not_fit() -> None:
     store.insert(6, 4, [rows, numbers])
     assert store.read(1, 8).tolist() == [2, 3, 0, 0, 0, 0, 0, 1]
     assert store.gather(np.array([7, 0]))[0].tolist() == [[3, 4, 5], [6, 7, 8]]
+    refused(
+        TypeError,
+        lambda: module.ColumnStore(None, 8, [(np.dtype(np.int64), ())]),
+        lambda: module.SumTree(None, 8, 16, "uniform", 0.0, 0),
+        lambda: module.Gae(None, 0.9, 0.9),
+    )
     refused(
         ReplayError,
         lambda: store.insert(8, 1, [rows, numbers]),

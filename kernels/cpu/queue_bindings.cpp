@@ -1,5 +1,6 @@
 // Python bindings of shared structures (doorbells, queues, snapshots) and of the machine's probes.
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -78,6 +79,8 @@ void bind_shared(py::module_& m) {
       "wait_for_all",
       [](const std::vector<Queue*>& queues, Bell& bell, double timeout_s) {
         const std::vector<const pearl::SlotQueue*> awaited(queues.begin(), queues.end());
+        if (std::count(awaited.begin(), awaited.end(), nullptr) > 0)
+          throw py::type_error("None is no queue to wait for.");
         return interruptible(
             timeout_s, [&](double slice) { return pearl::SlotQueue::wait_for_all(awaited, bell, slice); }, is_true);
       },

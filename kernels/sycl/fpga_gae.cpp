@@ -142,7 +142,7 @@ void bind_fpga_gae(py::module_& module) {
             return std::make_shared<FpgaGae>(queue, gamma, gae_lambda, lookahead, rows,
                                              std::chrono::duration<double>(timeout_s));
           }),
-          py::arg("queue"), py::arg("gamma"), py::arg("gae_lambda"), py::arg("lookahead"), py::arg("rows"),
+          py::arg("queue").none(false), py::arg("gamma"), py::arg("gae_lambda"), py::arg("lookahead"), py::arg("rows"),
           py::arg("timeout_s"))
       .def("close", &FpgaGae::close, py::call_guard<Released>())
       .def_property_readonly("stage_launches", &FpgaGae::stage_launches, "Processing elements launched so far.")

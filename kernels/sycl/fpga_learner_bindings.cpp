@@ -20,8 +20,8 @@ void bind_fpga_learner(py::module_& module) {
       learner, py::arg("copies") = 0, py::arg("unroll") = std::vector<std::vector<int>>{{16}},
       py::arg("timeout_s") = 120.0);
   learner
-      .def("join", on_learner(&FpgaLearner::join), py::arg("replay"), py::arg("storage"), py::arg("batch_size"),
-           "Join the Replay Manager's program; from then on `train` does the steps.")
+      .def("join", on_learner(&FpgaLearner::join), py::arg("replay").none(false), py::arg("storage").none(false),
+           py::arg("batch_size"), "Join the Replay Manager's program; from then on `train` does the steps.")
       .def(
           "train",
           [](Held& self, std::int64_t number, double beta) {

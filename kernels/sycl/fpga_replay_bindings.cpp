@@ -59,7 +59,7 @@ void bind_fpga_replay(py::module_& module) {
              const Released released;
              return std::make_unique<WordPipeline>(queue, AutorunProgram{name, "", text, stages, bridges}, timeout_s);
            }),
-           py::arg("queue"), py::arg("name"), py::arg("text"), py::arg("stages"), py::arg("bridges"),
+           py::arg("queue").none(false), py::arg("name"), py::arg("text"), py::arg("stages"), py::arg("bridges"),
            py::arg("timeout_s"))
       .def("run", &WordPipeline::run, py::arg("words"), py::call_guard<Released>(),
            "Launch every bridge with the words and their count, wait, and return the words; DeviceError on a stall.")
@@ -76,7 +76,7 @@ void bind_fpga_replay(py::module_& module) {
             return std::make_shared<Tree>(queue, capacity, fanout, alpha, seed, stratified, initial_priority,
                                           priority_epsilon, Seconds(timeout_s));
           }),
-          py::arg("queue"), py::arg("capacity"), py::arg("fanout"), py::arg("alpha"), py::arg("seed"),
+          py::arg("queue").none(false), py::arg("capacity"), py::arg("fanout"), py::arg("alpha"), py::arg("seed"),
           py::arg("stratified"), py::arg("initial_priority"), py::arg("priority_epsilon"), py::arg("timeout_s"))
       .def(
           "last_batch",

@@ -106,7 +106,7 @@ void bind_column_store(py::module_& module) {
              return std::make_shared<Store>(queue, capacity, std::move(row_bytes), std::move(forms),
                                             pinned ? Placement::pinned : Placement::device);
            }),
-           py::arg("queue"), py::arg("capacity"), py::arg("columns"), py::arg("pinned") = false)
+           py::arg("queue").none(false), py::arg("capacity"), py::arg("columns"), py::arg("pinned") = false)
       .def(
           "insert",
           [](Store& store, std::size_t start, std::size_t count, const std::vector<py::array>& columns) {

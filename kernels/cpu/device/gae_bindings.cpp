@@ -14,7 +14,7 @@ void bind_gae(py::module_& module) {
             const bindings::Released released;
             return std::make_shared<Gae>(queue, gamma, gae_lambda);
           }),
-          py::arg("queue"), py::arg("gamma"), py::arg("gae_lambda"));
+          py::arg("queue").none(false), py::arg("gamma"), py::arg("gae_lambda"));
   bindings::bind_gae_methods<Gae, 0>(cls);
 }
 

@@ -67,8 +67,9 @@ void bind_learner(py::module_& module) {
       .def(py::init<HeldDeviceLearner&, std::shared_ptr<SumTreeReplay>, std::shared_ptr<ColumnStore>, std::size_t,
                     bindings::OnBuffer<SlotQueue>&, bindings::OnBuffer<SlotQueue>&, bindings::OnBuffer<Snapshot>&,
                     std::vector<py::array>, std::size_t, Array<std::int64_t>>(),
-           py::arg("learner"), py::arg("replay"), py::arg("storage"), py::arg("batch_size"), py::arg("grants"),
-           py::arg("done"), py::arg("snapshot"), py::arg("policy"), py::arg("interval"), py::arg("steps").noconvert(),
+           py::arg("learner"), py::arg("replay").none(false), py::arg("storage").none(false), py::arg("batch_size"),
+           py::arg("grants"), py::arg("done"), py::arg("snapshot"), py::arg("policy"), py::arg("interval"),
+           py::arg("steps").noconvert(),
            py::keep_alive<1, 2>(), py::keep_alive<1, 6>(), py::keep_alive<1, 7>(), py::keep_alive<1, 8>())
       .def("last_batch", &last_batch, "Indices, weights, and the bytes of each column's rows.")
       .def(

@@ -91,8 +91,9 @@ void bind_sum_tree_replay(py::module_& module) {
             const Released released;
             return std::make_shared<Tree>(queue, capacity, fanout, alpha, seed, options);
           }),
-          py::arg("queue"), py::arg("capacity"), py::arg("fanout"), py::arg("mode"), py::arg("alpha"), py::arg("seed"),
-          py::arg("stratified") = true, py::arg("initial_priority") = kInitialMax, py::arg("priority_epsilon") = 0.0f)
+          py::arg("queue").none(false), py::arg("capacity"), py::arg("fanout"), py::arg("mode"), py::arg("alpha"),
+          py::arg("seed"), py::arg("stratified") = true, py::arg("initial_priority") = kInitialMax,
+          py::arg("priority_epsilon") = 0.0f)
       .def("prepare_iteration", &Tree::prepare_iteration, py::arg("batch_size"), py::arg("beta"),
            py::call_guard<Released>(),
            "Work out the next draw for launch_draw, or for a recording of it, and count the update that is to follow.")

@@ -237,9 +237,9 @@ void bind_learner_methods(py::class_<HeldLearner<Kernel>>& cls, const Options&..
                                           observation_size, action_size, log_alpha,
                                           typename Kernel::Cut{std::move(fields)...});
           }),
-          py::arg("queue"), py::arg("actor_critic"), py::arg("networks"), py::arg("parameters"), py::arg("scales"),
-          py::arg("observation_size"), py::arg("action_size"), py::arg("log_alpha").noconvert(), py::kw_only(),
-          options...)
+          py::arg("queue").none(false), py::arg("actor_critic"), py::arg("networks"), py::arg("parameters"),
+          py::arg("scales"), py::arg("observation_size"), py::arg("action_size"), py::arg("log_alpha").noconvert(),
+          py::kw_only(), options...)
       .def(
           "set",
           [](Held& self, bool double_q, bool stochastic, float saturation_penalty, float target_noise,
