@@ -274,6 +274,17 @@ def test_stopping_ends_the_thread_even_when_the_host_has_not_read_the_answers(
     s.worker.stop()  # may be repeated
 
 
+def test_a_worker_whose_thread_was_refused_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    worker = setting1().worker
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start"):
+        worker.launch()
+    worker.stop()
+
+
 def test_a_learner_prepares_once_in_the_thread_that_trains(launched: Callable[[Worker], None]) -> None:
     calls: list[int] = []
 

@@ -408,8 +408,9 @@ class AveragingServer:
 
     def launch(self) -> None:
         """Serve in a thread until `close`."""
-        self._thread = threading.Thread(target=self._run, name="averaging", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="averaging", daemon=True)
+        thread.start()
+        self._thread = thread  # `close` waits for it: only if no limit of threads refused it
 
     def _run(self) -> None:
         try:

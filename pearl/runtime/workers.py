@@ -122,8 +122,9 @@ class Worker(LearnerSide):
 
     def launch(self) -> None:
         """Start the thread."""
-        self._thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
+        thread.start()
+        self._thread = thread  # `stop` waits for it: only if no limit of threads refused it
 
     def run_once(self, timeout_s: float = 0.0) -> bool:
         """Take the next message, if there is one."""
