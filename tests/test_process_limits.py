@@ -30,7 +30,12 @@ run_program(main)
 def under(limit: str, *command: object, folder: Path) -> str:
     """What the command says to a shell that has set `limit`; it must fail in good order."""
     words = " ".join(f"'{word}'" for word in command)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        # Under a limit of file sizes, Python 3.11 writes parts of compiled modules, which no later process can import.
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     ran = subprocess.run(
         ["bash", "-c", f"{limit}; exec {words}"],
         capture_output=True,
