@@ -80,6 +80,11 @@ def test_a_callback_that_raises_is_named_and_left_alone(hook: str, tmp_path: Pat
     assert "callbacks_of_tests.py, line" in failures[0]
 
 
+def test_callbacks_are_no_protocol() -> None:
+    """Of one, type checkers take all methods without a body for abstract."""
+    assert not getattr(Callback, "_is_protocol", False)
+
+
 @pytest.mark.parametrize(
     ("callbacks", "message"),
     [

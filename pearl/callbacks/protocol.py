@@ -67,7 +67,7 @@ class RunContext(Protocol):
         """
 
 
-class Callback(Protocol):
+class Callback:  # no Protocol: type checkers take its empty methods for abstract ones
     """Derive from this, and override what is needed; methods that are not overridden cost nothing.
 
     A callback that raises is named, and the run stops with its checkpoint saved. --bench calls no callbacks.
