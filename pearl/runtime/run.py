@@ -298,7 +298,7 @@ class Run(abc.ABC):
             self._statistics = RunStatistics(self.transition, self.trainer)
         self._steps_before = self.counters.gradient_steps
         self._data_flow.begin(self.counters)
-        if warning := self._data_flow.training_absent(self.options.timesteps):
+        if self._bench is None and (warning := self._data_flow.training_absent(self.options.timesteps)):
             logger.warning("%s", warning)
         self._flow = FlowControl(
             self.counters,
