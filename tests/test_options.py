@@ -99,6 +99,10 @@ def test_options_of_the_command_line() -> None:
         (("--until-return", "nan"), 'expected a number, or "none" or "inf" to use all steps; found \'nan\''),
         (("--until-return", "high"), 'expected a number, or "none" or "inf" to use all steps; found \'high\''),
         (("--until-return=-inf",), 'expected a number, or "none" or "inf" to use all steps; found \'-inf\''),
+        *(
+            ((option, ""), f"{option}: expected a path, found ''")
+            for option in ("--run-dir", "--checkpoint-dir", "--trace")
+        ),
         (("--seeds", "3"), "unrecognized arguments: --seeds 3"),
     ],
 )

@@ -62,6 +62,12 @@ def _whole(text: str) -> int:
     return int(value)
 
 
+def _path(text: str) -> Path:
+    if not text:  # of a variable of the shell that is not set
+        raise argparse.ArgumentTypeError("expected a path, found ''")
+    return Path(text)
+
+
 def _seed(text: str) -> int:
     value = _whole(text)
     if value > MOST_SEED:
@@ -163,12 +169,12 @@ def parse_options(
     )
     add(
         "--run-dir",
-        type=Path,
+        type=_path,
         default=here / run_dir,
         metavar="DIR",
         help="folder for logs, curve and weights (default: %(default)s)",
     )
-    add("--checkpoint-dir", type=Path, metavar="DIR", help="folder for checkpoints (default: RUN_DIR/checkpoints)")
+    add("--checkpoint-dir", type=_path, metavar="DIR", help="folder for checkpoints (default: RUN_DIR/checkpoints)")
     add(
         "--checkpoint-interval",
         type=_whole,
@@ -269,7 +275,7 @@ def parse_options(
     )
     add(
         "--trace",
-        type=Path,
+        type=_path,
         metavar="FILE",
         help="write what each thread did when, and how full the queues were, to a file that https://ui.perfetto.dev "
         "opens: the newest 50,000 events of each thread",
