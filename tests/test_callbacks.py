@@ -63,7 +63,7 @@ def calls_of(*callbacks: object, folder: Path = Path()) -> tuple[CallbackCalls, 
 
 def test_only_what_is_overridden_is_called() -> None:
     calls, failures = calls_of(StopAtReturn(3.0), StopsAtOnce())
-    assert [hook for hook in HOOKS if calls.has(hook)] == ["on_step", "on_evaluation"]
+    assert [hook for hook in HOOKS if calls.has(hook)] == ["on_start", "on_step", "on_evaluation"]
     calls.call("on_step")
     calls.end()
     assert failures == []
@@ -133,6 +133,10 @@ def test_stop_at_return_counts_evaluations_in_a_row(tmp_path: Path) -> None:
         assert seen.stopped == ""
     stop.on_evaluation(seen, "progress", evaluated(12.0))  # type: ignore[arg-type]
     assert seen.stopped == "a mean return of 12 reached 10 (StopAtReturn)"
+    another = Run(tmp_path)  # in the same process
+    stop.on_start(another)  # type: ignore[arg-type]
+    stop.on_evaluation(another, "progress", evaluated(12.0))  # type: ignore[arg-type]
+    assert another.stopped == ""
 
 
 @pytest.mark.parametrize(
@@ -241,6 +245,8 @@ def test_wandb_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     again.load_state_dict(logger.state_dict())
     again.on_start(seen)  # type: ignore[arg-type]
     assert (log[-1]["id"], log[-1]["resume"]) == ("abc", "allow")
+    logger.on_start(Run(tmp_path))  # type: ignore[arg-type]
+    assert "id" not in log[-1], "another run of the same process"
 
 
 @pytest.mark.slow
@@ -252,6 +258,7 @@ def test_mlflow_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     logger.on_step(seen)  # type: ignore[arg-type]
     again = MLflowLogger(experiment="e", tracking_uri=(tmp_path / "mlruns").as_uri())
     again.load_state_dict(logger.state_dict())
+    seen.env_steps = 5
     again.on_start(seen)  # type: ignore[arg-type]
     seen.env_steps, seen.stopped = 9, "all steps done"
     logger.on_evaluation(seen, "progress", evaluated(4.0))  # type: ignore[arg-type]

@@ -73,8 +73,10 @@ class WandbLogger(_Logger):
             )
 
     def on_start(self, run: RunContext) -> None:
-        """Begin a run there, or go on with it."""
+        """Begin a run there, or go on with it; never with that of an earlier run of the process."""
         wandb: Any = import_extra("wandb", "wandb", "WandbLogger")
+        if not run.env_steps:
+            self._id = ""
         again = {"id": self._id, "resume": "allow"} if self._id else {}
         self._run = wandb.init(
             project=self.project,
@@ -119,8 +121,10 @@ class MLflowLogger(_Logger):
             check_text("MLflowLogger.tracking_uri", self.tracking_uri, "an address")
 
     def on_start(self, run: RunContext) -> None:
-        """Begin a run there, or go on with it."""
+        """Begin a run there, or go on with it; never with that of an earlier run of the process."""
         mlflow: Any = import_extra("mlflow", "mlflow", "MLflowLogger")
+        if not run.env_steps:
+            self._run_id = ""
         self._client = mlflow.MlflowClient(tracking_uri=self.tracking_uri)
         if self._run_id:
             self._client.update_run(self._run_id, status="RUNNING")

@@ -49,6 +49,11 @@ class StopAtReturn(Callback):
                 f"StopAtReturn needs a count of evaluations, at least 1; found {self.evaluations!r}."
             )
 
+    def on_start(self, run: RunContext) -> None:
+        """Forget an earlier run of the process."""
+        if not run.env_steps:
+            self._reached = 0
+
     def on_evaluation(self, run: RunContext, kind: str, evaluation: Evaluation) -> None:
         """Count."""
         if kind != PROGRESS:
@@ -129,8 +134,10 @@ class RecordVideo(Callback):
         check_text("RecordVideo.folder", self.folder, "the name of a folder")
 
     def on_start(self, run: RunContext) -> None:
-        """Look for the extra before anything is trained."""
+        """Look for the extra before anything is trained, and forget an earlier run of the process."""
         require_extra("moviepy", "video", "RecordVideo")
+        if not run.env_steps:
+            self._next = 0
 
     def on_evaluation(self, run: RunContext, kind: str, evaluation: Evaluation) -> None:
         """Record if due."""
