@@ -422,6 +422,21 @@ def test_methods_are_replaced_only_where_a_callback_needs_it(tmp_path: Path, cal
         session.report.close(None, None, None)
 
 
+def test_the_config_has_what_counts(tmp_path: Path) -> None:
+    session = RolloutSession(
+        *(Program("p", 0.0), parse_options(None, timesteps=100, run_dir=tmp_path, arguments=[])),
+        trainer_class=TinyPPO,
+        settings={"batch_size": 32, "horizon": 16, "learning_rate": 0.5},
+        actors=ActorSpec("CartPole-v1"),
+        rollout=RolloutSpec(horizon=8),
+        train=TrainSpec(batch_size=64),
+    )
+    session.make_trainer("cpu")
+    config = Context(session).config
+    assert (config["batch_size"], config["horizon"], config["learning_rate"]) == (64, 8, 0.5)
+    session.report.close(None, None, None)
+
+
 @pytest.mark.slow
 def test_a_benchmark_calls_none(program: Path, tmp_path: Path) -> None:
     made = with_callbacks(program, tmp_path, "Noting()")

@@ -184,6 +184,11 @@ class Run(abc.ABC):
         """The rollout of which an actor's message is a part; None with a replay."""
         return None
 
+    @property
+    def schedule(self) -> Mapping[str, Any]:
+        """What the program's TRAIN, and its ROLLOUT, state, which count more than the same settings of the trainer."""
+        return {**vars(self.train), **({} if self._rollout is None else vars(self._rollout))}
+
     def __enter__(self) -> Self:
         configure_logging(self.options.run_dir)
         if self._probed.preparation:

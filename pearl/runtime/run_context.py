@@ -59,7 +59,7 @@ class Context:
         """What was run, as plain values."""
         run, options = self._run, self._run.options
         description = run.describe_policy()
-        settings = {name: _plain(value) for name, value in (description.settings or {}).items()}
+        settings = {n: _plain(run.schedule.get(n, value)) for n, value in (description.settings or {}).items()}
         return {
             "program": run.program.name,
             "environment": run.actors.env_name,
