@@ -30,9 +30,10 @@ STATE = ROOT / "build" / "gpu_check.json"
 DEVICE = "cuda:0"
 # What PEARL and its tests import; torch is taken from the machine.
 PACKAGES = (
-    "cmake>=3.20", "gymnasium>=1.1", "hypothesis>=6.100", "jinja2>=3.1", "markupsafe>=2.1", "matplotlib>=3.8", "ninja",
-    "numpy>=2.0", "pandas>=2.2", "pybind11>=3.0", "pytest>=8.3", "pytest-timeout>=2.3", "pytest-xdist>=3.6",
-    "pyyaml>=6.0", "rich>=13.7", "safetensors>=0.5", "scikit-build-core>=0.11", "tensorboard>=2.17", "typer>=0.18",
+    "cmake>=3.20", "gymnasium>=1.1", "hypothesis>=6.100", "jinja2>=3.1", "markupsafe>=2.1", "matplotlib>=3.8.4",
+    "ninja", "numpy>=2.0", "pandas>=2.2.2", "pybind11>=3.0", "pytest>=8.3", "pytest-timeout>=2.3.1",
+    "pytest-xdist>=3.6", "pyyaml>=6.0", "rich>=13.7", "safetensors>=0.5", "scikit-build-core>=0.11",
+    "tensorboard>=2.17.1", "typer>=0.18",
 )  # fmt: skip
 TESTS = (
     "tests/contracts", "tests/test_cuda_kernels.py", "tests/test_device_loop.py", "tests/test_device_learner.py",

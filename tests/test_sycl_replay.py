@@ -112,7 +112,7 @@ def test_times_sampled_stop_counting():
 
 
 def test_more_than_the_memory_is_refused_with_numbers():
-    with pytest.raises(CapacityError, match=r"68,719,476,736 slots needs 1\.1 TB; .* free on opencl:cpu"):
+    with pytest.raises(CapacityError, match=r"68,719,476,736 slots needs 1\.4 TB; .* free on opencl:cpu"):
         SyclReplayManager(2**36)
     with pytest.raises(CapacityError, match=r"free\. Lower `size`"):
         SyclDataStorage(IMAGES, 10**12)

@@ -185,7 +185,7 @@ def parse_options(
     add("--resume", action="store_true", help="go on from the newest checkpoint")
     add(
         "--weights-from",
-        type=Path,
+        type=_path,
         metavar="RUN",
         help="start with the networks of another run: its folder, for its best weights if it has some, or a file of "
         "weights; with --resume the checkpoint's count",
