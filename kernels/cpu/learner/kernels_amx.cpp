@@ -3,8 +3,8 @@
 // AMX multiplies bfloat16 numbers of eight bits and adds in float32. A float32 number of 24 bits is the sum of three
 // such numbers, high + middle + low, without a remainder. Of the nine products of their parts, six are formed: the
 // other three are as small as a float32's rounding error, and have either sign. So the result is as exact as AVX-512's
-// (docs/concepts.md: measured errors). The reduced form takes high and middle alone, and three products: 16 bits of
-// each factor. Ones and zeros are exact in one part: with them, there are as many products as the other factor has
+// (docs/native_learner.md: measured errors). The reduced form takes high and middle alone, and three products: 16 bits
+// of each factor. Ones and zeros are exact in one part: with them, there are as many products as the other factor has
 // parts. Numbers below 2^-126 count as zeros, and an infinite factor gives NaN.
 #include "amx_blocks.hpp"
 #include "pearl/learner/kernels.hpp"
