@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from composer.metric import Metric, parse_metric
 from composer.stated_learners import stated_learners, stated_nodes
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
     from composer.suggestion.suggestion import Suggestion
     from composer.zoo import ZooSettings
 
+_Method = TypeVar("_Method", bound=Callable[..., None])
+
 _OF_THE_PROGRAM = {
     "seed": "of each run (--seed of the program, or seed of runtime_gen)",
     "device": "chosen by the composer among those of set_device_file, or of this machine",
@@ -53,6 +58,25 @@ CHOOSE_OF_ROLLOUTS = (
     "With a trainer that learns from rollouts, choose one of composer.placement.candidates after run(): "
     "runtime_gen(placement=composer.placement.choosing(candidate))."
 )
+
+
+def _takes_numpy(method: _Method) -> _Method:
+    """The method, given Python's numbers, texts and truth values in place of NumPy's scalars.
+
+    A program is a text, and could not state those of NumPy.
+    """
+
+    @functools.wraps(method)
+    def taken(self: Description, *arguments: Any, **named: Any) -> None:
+        method(self, *map(_in_python, arguments), **_in_python(named))
+
+    return taken  # type: ignore[return-value]
+
+
+def _in_python(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    return {name: _in_python(one) for name, one in value.items()} if type(value) is dict else value
 
 
 class Description:
@@ -126,6 +150,7 @@ class Description:
         """What to optimise: "throughput" (EPS) or "power_efficiency" (EPS per watt)."""
         self.metric = parse_metric(metric)
 
+    @_takes_numpy
     def set_actors(
         self,
         num_actors: int | str,
@@ -187,6 +212,7 @@ class Description:
         wrapped = dataclasses.replace(actors, wrappers=wrappers)
         return first_choice(wrapped) if any_vectorization else wrapped
 
+    @_takes_numpy
     def set_train_function(
         self,
         learner: type,
@@ -234,6 +260,7 @@ class Description:
         self.chooses_settings = settings == AUTO
         self.suggested = None
 
+    @_takes_numpy
     def set_replay(
         self,
         size: int,
@@ -282,6 +309,7 @@ class Description:
         )
         self.suggested = None
 
+    @_takes_numpy
     def set_training(self, **schedule: Any) -> None:
         """Override fields of `TrainSpec`: batch_size, replay_ratio, learning_starts, priority_update_delay, ...
 
@@ -302,6 +330,7 @@ class Description:
         self.auto = (*(name for name in self.auto if name in ACTOR_FIELDS), *auto)
         self.suggested = None
 
+    @_takes_numpy
     def set_learners(
         self,
         count: int | str,
@@ -329,6 +358,7 @@ class Description:
         self.learners = LearnersSpec(**numbers, moments=moments, overlap=overlap, nodes=places)
         self.auto_learners = auto
 
+    @_takes_numpy
     def set_rollout(self, **settings: Any) -> None:
         """Override fields of `RolloutSpec` for on-policy training: horizon, epochs, gae_lambda, policy_lag, ...
 

@@ -300,6 +300,12 @@ OTHERWISE: dict[str, Callable[[Composer], object]] = {
 }
 
 
+IN_NUMPY: tuple[Callable[[Composer], object], ...] = (
+    lambda c: c.set_actors(np.int64(1), env=np.str_("CartPole-v1"), envs_per_actor=np.int8(4)),
+    lambda c: c.set_replay(np.uint16(2000), beta=Constant(0.5), stratified=np.True_),
+    lambda c: c.set_training(batch_size=np.int32(32)),
+    lambda c: c.set_learners(np.int64(1)),
+)
 IN_PLACE: dict[str, Callable[[Composer], object]] = {
     "set_train_function": lambda c: c.settings["hidden_sizes"].append(4),
     "set_training": lambda c: c.training.update(batch_size=16),
@@ -320,6 +326,8 @@ def test_a_program_is_of_what_was_set_when_run_composed(csv_pair: CsvPair, tmp_p
             changed.runtime_gen(path=tmp_path / "never_written.py")
     for set_again in AGAIN.values():
         set_again(composer, files)
+    for set_again_in_numpy in IN_NUMPY:
+        set_again_in_numpy(composer)
     composer.missing_measurements()
     assert composer.runtime_gen(path=tmp_path / "program.py").read_text() == before
     placement = composer.placement
@@ -427,6 +435,10 @@ def local_class() -> type:
     return Inside
 
 
+class Odd(float):
+    """A number that no program can state."""
+
+
 def unguarded_class() -> type:
     return type("Typed", (TinyDQN,), {"__module__": "__main__"})  # as in a console, by -c or stdin
 
@@ -437,9 +449,9 @@ def unguarded_class() -> type:
         ({"trainer": local_class}, GenerationError, "defined inside a function"),
         ({"trainer": unguarded_class}, GenerationError, "no source file"),
         ({"settings": {"imported_from": "json"}}, GenerationError, "imported_from='json'"),
-        ({"settings": {"learning_rate": np.float64(0.5)}}, GenerationError, "cannot be written into a program"),
-        ({"training": {"gamma": np.float64(0.5)}}, GenerationError, "cannot be written into a program"),
-        ({"env": "Counting-v0", "env_kwargs": {"pause_s": np.float64(0)}}, GenerationError, "cannot be written"),
+        ({"settings": {"learning_rate": Odd(0.5)}}, GenerationError, "cannot be written into a program"),
+        ({"training": {"gamma": Odd(0.5)}}, GenerationError, "cannot be written into a program"),
+        ({"env": "Counting-v0", "env_kwargs": {"pause_s": Odd(0)}}, GenerationError, "cannot be written"),
         ({"env": "Pendulum-v1"}, EnvError, "Discrete"),
         ({"env": "Absent-v0"}, EnvError, "Absent"),
         ({"training": {"batch_size": 3000}}, ConfigurationError, "A batch of 3000"),

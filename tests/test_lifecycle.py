@@ -281,8 +281,10 @@ def test_a_run_whose_folder_another_took_keeps_its_state_elsewhere(
 
 
 def test_a_run_without_a_training_step_says_why(program: Path, tmp_path: Path) -> None:
-    code, output = run(program, "--serial", "--timesteps", "50", "--eval-episodes", "0", "--run-dir", str(tmp_path))
+    goal = ("--eval-episodes", "0", "--until-return", "9.5")
+    code, output = run(program, "--serial", "--timesteps", "50", *goal, "--run-dir", str(tmp_path))
     assert code == 0, output
+    assert "Without evaluations (--eval-episodes 0), the run does not stop at a return of 9.5." in output
     assert "warning: This run will not train: it ends after 50 environment steps" in output
     assert "No training step was done. It begins once 100 transitions are stored (learning_starts 100" in output
     code, output = run(program, "--resume", "--timesteps", "50", "--eval-episodes", "0", "--run-dir", str(tmp_path))

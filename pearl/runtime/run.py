@@ -305,6 +305,9 @@ class Run(abc.ABC):
         self._data_flow.begin(self.counters)
         if self._bench is None and (warning := self._data_flow.training_absent(self.options.timesteps)):
             logger.warning("%s", warning)
+        if self._bench is None and self.options.until_return is not None and not self.options.eval_episodes:
+            goal = f"{self.options.until_return:g}"
+            logger.warning("Without evaluations (--eval-episodes 0), the run does not stop at a return of %s.", goal)
         self._flow = FlowControl(
             self.counters,
             self._data_flow,
