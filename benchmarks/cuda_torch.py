@@ -12,8 +12,8 @@ import torch
 from benchmarks.workload import Case, transitions
 from pearl.algorithms.batch import Batch
 from pearl.backends.cuda.capturable_optimizers import CapturableOptimizers
-from pearl.backends.cuda.graphs import without_collections
 from pearl.backends.cuda.trainer_parts import TrainerParts
+from pearl.garbage import no_collection
 
 ALPHA, BETA, EPSILON = 0.6, 0.4, 1e-6
 _WARM_UP = 3
@@ -91,6 +91,6 @@ def graph_of(work: Callable[[], object]) -> Callable[[], object]:
             work()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with without_collections(), torch.cuda.graph(graph):
+    with no_collection(), torch.cuda.graph(graph):
         work()
     return graph.replay

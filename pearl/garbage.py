@@ -1,4 +1,4 @@
-"""Python's garbage collection, where it only costs time."""
+"""Python's garbage collection, where it only costs time or does harm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """No collection inside: imports make a hundred thousand objects, none of them garbage."""
+    """No collection inside. Imports, for example, make a hundred thousand objects, none of them garbage."""
     enabled = gc.isenabled()
     gc.disable()
     try:

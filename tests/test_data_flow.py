@@ -152,10 +152,10 @@ def run_setting_1(session: Session) -> Recording:
         return trainer
 
 
-def test_a_device_that_is_not_there_is_named(tmp_path: Path) -> None:
-    session = Session(
-        Program("elsewhere", 0.0),
-        options(tmp_path, 300),
+def on_policy_session(folder: Path) -> Session:
+    return Session(
+        Program("on-policy", 0.0),
+        options(folder, 300),
         trainer_class=Recording,
         settings={},
         actors=ACTORS,
@@ -163,22 +163,17 @@ def test_a_device_that_is_not_there_is_named(tmp_path: Path) -> None:
         train=TRAIN,
         data_flow=OnPolicy,
     )
+
+
+def test_a_device_that_is_not_there_is_named(tmp_path: Path) -> None:
+    session = on_policy_session(tmp_path)
     with pytest.raises(DeviceError, match=r"trains on cuda:99, which cannot be used here: .+\. Compose it again"):
         session.make_trainer("cuda:99")
 
 
 def test_a_session_takes_an_on_policy_flow(tmp_path: Path) -> None:
     """Each rollout is trained on once, whole batches of it, before the next is collected."""
-    session = Session(
-        Program("on-policy", 0.0),
-        options(tmp_path, 300),
-        trainer_class=Recording,
-        settings={},
-        actors=ACTORS,
-        replay=REPLAY,
-        train=TRAIN,
-        data_flow=OnPolicy,
-    )
+    session = on_policy_session(tmp_path)
     batches = run_setting_1(session).trained
     per_rollout = HORIZON // BATCH
     assert len(batches) >= 8 * per_rollout

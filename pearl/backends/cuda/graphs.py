@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from pearl.backends.torch_support import Event, Graph
+from pearl.garbage import no_collection
 from pearl.lazy_torch import torch
 
 if TYPE_CHECKING:
@@ -30,18 +30,6 @@ def in_order_on(stream: torch.cuda.Stream) -> Iterator[None]:
             yield
     finally:
         caller.wait_stream(stream)
-
-
-@contextlib.contextmanager
-def without_collections() -> Iterator[None]:
-    """No garbage is collected: that may destroy a graph or free memory, which fails a recording of the same thread."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 class CudaGraphs:
@@ -116,7 +104,7 @@ class CudaGraphs:
         caller, main = torch.cuda.current_stream(self.device), self._main
         self._main, self._capturing = self._own, True
         try:
-            with without_collections():
+            with no_collection():  # which may destroy a graph or free memory: both fail a recording of this thread
                 return self._recorded(step)
         finally:
             self._main, self._capturing = main, False
