@@ -254,8 +254,8 @@ class Composer(Description):
     def _composing(self, store: CalibrationStore) -> Composing:
         """The steps for this kind of trainer, imported only now: that takes longer than all imports here.
 
-        They work on a copy of the description, so that later changes do not alter their results, also not changes in
-        a list or dictionary that was given.
+        They work on a copy of the description, so that later changes do not alter their results, not even changes
+        in a list or dictionary that was given.
         """
         said = copy.copy(self)
         said._composed = None

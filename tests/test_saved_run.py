@@ -109,7 +109,7 @@ def test_best_weights_of_another_environment_do_not_count(
         "evaluated in Corridor-v0(length=8), and this run evaluates in Corridor-v0(length=16): their mean return of 5"
     )
     assert (warned in caplog.text) == (best is None)
-    warned = "run trained in Train({'length': 8}), and this run trains in Train({'length': 16}): its weights, and all"
+    warned = "run trained in Train({'length': 8}), and this run trains in Train({'length': 16}): the weights and"
     assert (warned in caplog.text) == (length != 8)
 
 

@@ -45,7 +45,7 @@ _ATARI_FRAMES = {
     "fire_reset": "use_fire_reset",
 }
 _MOST_SEED = 2**31
-_NUMBERS = (float, int, np.number)  # that NumPy takes as one
+_NUMBERS = (float, int, np.number)  # rewards of these types need no further check
 
 
 class Vectorization(abc.ABC):

@@ -107,7 +107,7 @@ def wait(descriptor: int, host: int) -> None:
 
 
 def _outside(numbers: set[int], descriptor: int) -> int:
-    """`descriptor` or a copy of it, at none of `numbers`; what is open at one of these is about to be replaced.
+    """`descriptor`, or a copy of it whose number is not in `numbers`: the descriptors there are about to be replaced.
 
     Copies get the lowest free number: a limit of open files (ulimit -n) may allow no high ones.
     """

@@ -32,7 +32,7 @@ def console() -> Console:
 
 @contextlib.contextmanager
 def output_kept_free(free: bool) -> Iterator[None]:
-    """If `free`, lead what is written to standard output meanwhile to standard error, so that JSON stands there alone.
+    """If `free`, send all that is printed inside to standard error, so that only the JSON is on standard output.
 
     Environments print, and so do modules that they import, C code and processes that they start.
     """

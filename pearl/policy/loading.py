@@ -83,19 +83,20 @@ def load_policy(
     return SavedPolicy(description, made, acting_of(made), origin, seed)
 
 
-def read_weights(path: Path) -> tuple[Mapping[str, Stored], WeightsOrigin]:
+def read_weights(path: Path) -> tuple[Mapping[str, Stored], str]:
     """All weights of the run in the folder `path`, by `group.name`: the best if there are some, else the last.
 
-    Also those of one weights file. Before the run has ended they come from its newest checkpoint, which holds its
-    optimizers too. Raises PolicyError if there are none.
+    `path` may also be one weights file. Before the run has ended, they come from its newest checkpoint, which holds its
+    optimizers too. The second result is the file or the checkpoint. Raises PolicyError if there are none.
     """
     if path.is_dir():
-        return _read_weights(path, None)
+        flat, origin = _read_weights(path, None)
+        return flat, origin.file
     if not path.is_file():
         raise PolicyError(
             f"There is no run and no weights file at {path}. A program's --run-dir says where its run goes."
         )
-    return _read_tensors(path), WeightsOrigin("given", str(path), str(path.parent))
+    return _read_tensors(path), str(path)
 
 
 def acting_of(trainer: TrainerLike) -> Policy:

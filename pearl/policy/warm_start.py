@@ -21,7 +21,7 @@ def load_weights_of(trainer: TrainerLike, path: Path) -> str:
     statistics of normalised observations; optimizers and SAC's temperature stay as they are. Raises PolicyError if
     there are no weights, or if they are those of other networks.
     """
-    flat, origin = read_weights(path)
+    flat, file = read_weights(path)
     tensors = module_tensors(trainer)
     # Statistics of returns scale rewards: no network depends on them.
     groups = [group for group in network_groups(trainer) if group != RETURN_STATISTICS]
@@ -30,11 +30,11 @@ def load_weights_of(trainer: TrainerLike, path: Path) -> str:
     found = {name: tensor for name, tensor in flat.items() if name in expected or not _is_of(name, others)}
     if differences := list(_differences(expected, found)):
         raise PolicyError(
-            f"The weights in {origin.file} are those of other networks than {type(trainer).__name__}'s: "
+            f"The weights in {file} are those of other networks than {type(trainer).__name__}'s: "
             f"{'; '.join(differences)}. Use the trainer class, spaces and settings of the run that they come from."
         )
     load_networks(trainer, found, groups)
-    return origin.file
+    return file
 
 
 def _is_of(name: str, groups: Collection[str]) -> bool:

@@ -186,7 +186,7 @@ class Run(abc.ABC):
 
     @property
     def schedule(self) -> Mapping[str, Any]:
-        """What the program's TRAIN, and its ROLLOUT, state, which count more than the same settings of the trainer."""
+        """The values of the program's TRAIN and ROLLOUT, which override the trainer's settings of the same names."""
         return {**vars(self.train), **({} if self._rollout is None else vars(self._rollout))}
 
     def __enter__(self) -> Self:

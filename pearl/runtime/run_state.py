@@ -114,6 +114,14 @@ def _saved_states(text: object, where: Path) -> dict[str, Any]:
     return found
 
 
+def _saved_place(state: CheckpointState, name: str, now: str, where: Path) -> str:
+    """The environment that the checkpoint states as `name`; `now` for checkpoints of versions that stated none."""
+    before = state.counters.get(name, now)
+    if not isinstance(before, str):
+        refuse(where, name, "a text", before)
+    return before
+
+
 class Best(NamedTuple):
     """The best weights so far (as `module_tensors` returns them), their step, and the evaluation that selected them.
 
@@ -200,10 +208,7 @@ class RunState:
             if counts[name] > (most := getattr(counters, name)):
                 refuse(where, f"{BEST_PREFIX}{name}", f"at most the {name} of the checkpoint, {most}", counts[name])
         check_module_tensors(self.trainer, tensors)
-        before = state.counters.get(_EVALUATED_IN, self.evaluated_in)  # earlier versions did not say it
-        if not isinstance(before, str):
-            refuse(where, _EVALUATED_IN, "a text", before)
-        if before != self.evaluated_in:
+        if (before := _saved_place(state, _EVALUATED_IN, self.evaluated_in, where)) != self.evaluated_in:
             logger.warning(
                 "The best weights of the checkpoint were evaluated in %s, and this run evaluates in %s: their mean "
                 "return of %.6g does not count, and the next evaluations select the best again.",
@@ -213,13 +218,10 @@ class RunState:
         return Best(float(mean), **counts, tensors=tensors)
 
     def _warn_of_another_environment(self, state: CheckpointState, where: Path) -> None:
-        before = state.counters.get(_TRAINED_IN, self.trained_in)  # earlier versions did not say it
-        if not isinstance(before, str):
-            refuse(where, _TRAINED_IN, "a text", before)
-        if before != self.trained_in:
+        if (before := _saved_place(state, _TRAINED_IN, self.trained_in, where)) != self.trained_in:
             logger.warning(
-                "The checkpoint's run trained in %s, and this run trains in %s: its weights, and all that its replay "
-                "holds, are of the former.",
+                "The checkpoint's run trained in %s, and this run trains in %s: the weights and the replay come from "
+                "the first one.",
                 *(before, self.trained_in),
             )
 
