@@ -95,6 +95,29 @@ def test_nohup_stays(hangup: None) -> None:
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
+def test_a_program_runs_in_any_thread(program: Path, tmp_path: Path) -> None:
+    """Only the main thread may handle signals."""
+    driver = program.with_name("in_a_thread.py")
+    driver.write_text(
+        """\
+import threading
+
+import program
+
+if __name__ == "__main__":
+    codes = []
+    thread = threading.Thread(target=lambda: codes.append(program.main()))
+    thread.start()
+    thread.join()
+    raise SystemExit(codes != [0])
+"""
+    )
+    arguments = ("--timesteps", "200", "--eval-episodes", "0", "--run-dir", str(tmp_path / "run"))
+    code, output = run(driver, *arguments)
+    assert code == 0, output
+    assert summary(tmp_path / "run")["env_steps"] >= 200
+
+
 def test_only_a_second_request_of_a_person_stops_at_once(hangup: None, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

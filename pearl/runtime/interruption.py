@@ -16,7 +16,9 @@ _SAME_INTERRUPT_S = 1.0
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """The signals to handle; SIGHUP stays ignored under `nohup`."""
+    """The signals to handle; SIGHUP stays ignored under `nohup`. None outside the main thread, which alone may."""
+    if threading.current_thread() is not threading.main_thread():
+        return ()
     return tuple(s for s in STOP_SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN)
 
 
@@ -45,7 +47,7 @@ def ending_in_order() -> Iterator[None]:
 
 
 class Interruption:
-    """Handles the stop signals inside its `with` block, in the main thread.
+    """Handles the stop signals inside its `with` block; in a thread other than the main one it handles none.
 
     The first signal is noted. A second one raises KeyboardInterrupt with its number, unless it is SIGHUP or comes
     within a second of the first.
