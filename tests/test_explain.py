@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -340,6 +341,31 @@ def test_explain_finds_the_placement_of_a_file_a_program_and_a_run(csv_pair: Csv
         assert "Chosen for throughput" in shown.output
     compared = invoke("explain", program, program)
     assert "The choice is the same" in compared.output
+
+
+@pytest.mark.usefixtures("quick_profiles")
+def test_explain_and_portability_take_the_composition_of_a_program_or_of_a_run(
+    csv_pair: CsvPair, tmp_path: Path
+) -> None:
+    composer = described(csv_pair(*ONE_CPU))
+    composer.run()
+    program = composer.runtime_gen(path=tmp_path / "mine.py")
+    run = tmp_path / "elsewhere" / "run"
+    run.mkdir(parents=True)
+    shutil.copy(tmp_path / "mine.composition.json", run / "composition.json")
+    for source in (program, run):
+        shown = invoke("explain", source)
+        assert shown.exit_code == 0, shown.output
+        assert "Chosen for throughput" in shown.output
+        assert invoke("portability", source).exit_code == 0
+
+    # Composed before the run: the run's own counts. Composed after it: the new one does.
+    placement = run / "program.placement.json"
+    placement.write_text("{}", encoding="utf-8")
+    for age_s, code in ((60, 0), (-60, 1)):
+        at = (run / "composition.json").stat().st_mtime - age_s
+        os.utime(placement, (at, at))
+        assert invoke("explain", run).exit_code == code
 
 
 @pytest.mark.parametrize(

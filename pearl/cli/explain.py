@@ -10,6 +10,7 @@ import typer
 from pearl.cli.app import app, examples
 from pearl.cli.output import console
 from pearl.errors import ConfigurationError
+from pearl.runtime.composition_file import COMPOSITION_OF_RUN, composition_file
 
 if TYPE_CHECKING:
     from composer.on_policy.placement import RolloutPlacement
@@ -52,16 +53,21 @@ def _explain(
 
 
 def placement_file(source: Path) -> Path:
-    """The placement that `source` names: itself, that of a program, or that of a run folder; ConfigurationError."""
+    """The placement, or composition, that `source` names: itself, that of a program or of a run; ConfigurationError."""
     if source.is_dir():
+        of_run = source / COMPOSITION_OF_RUN
         tried = [source / "placement.json", *sorted(source.glob("*.placement.json"))]
         run = source.resolve()
         tried.append(run.parent.parent / f"{run.name}.placement.json")  # the default run folder of a program
+        if of_run.is_file() and not any(_newer(file, of_run) for file in tried):
+            return of_run  # of the newest program that ran here, wherever it is
+        tried.append(of_run)
     elif source.suffix == ".py":
-        tried = [source.with_name(f"{source.stem}.placement.json"), source.with_name("placement.json")]
+        own = source.with_name(f"{source.stem}.placement.json")
+        tried = [own, composition_file(source), source.with_name("placement.json")]
     else:
         return source
-    found = [file for file in tried if file.is_file()]
+    found = [file for file in tried if file.is_file() and file.name != COMPOSITION_OF_RUN]
     if not found:
         raise ConfigurationError(
             f"There is no placement for {source}: looked for {', '.join(dict.fromkeys(map(str, tried)))}. "
@@ -72,18 +78,16 @@ def placement_file(source: Path) -> Path:
     return found[0]
 
 
+def _newer(file: Path, other: Path) -> bool:
+    return file.is_file() and file.stat().st_mtime_ns > other.stat().st_mtime_ns
+
+
 def _rollout_placement(file: Path) -> RolloutPlacement | None:
     """The placement with rollouts in a JSON file; None if it is of another kind."""
     from composer.on_policy.placement import RolloutPlacement
-    from composer.serialization import format_of
 
-    text = read_text(file)
-    if format_of(text) != RolloutPlacement.FORMAT:
-        return None
-    try:
-        return RolloutPlacement.from_json(text)
-    except ConfigurationError as error:
-        raise type(error)(f"{file}: {error}") from error
+    found = _placement_in(file)
+    return found if isinstance(found, RolloutPlacement) else None
 
 
 def read_placement(file: Path, of_rollouts: str = "") -> Placement:
@@ -91,18 +95,30 @@ def read_placement(file: Path, of_rollouts: str = "") -> Placement:
 
     `of_rollouts` is what to do with a placement of rollouts instead.
     """
+    from composer.placement import Placement
+
+    found = _placement_in(file)
+    if not isinstance(found, Placement):
+        raise ConfigurationError(
+            f"{file}: expected a placement of a trainer that learns from a replay; found one of a trainer that learns "
+            f"from rollouts. {of_rollouts}".rstrip()
+        )
+    return found
+
+
+def _placement_in(file: Path) -> Placement | RolloutPlacement:
+    """The placement in a JSON file: the whole of it, or a part of a composition."""
+    from composer.composition import Composition, RolloutComposition, read_composition
     from composer.on_policy.placement import RolloutPlacement
     from composer.placement import Placement
     from composer.serialization import format_of
 
     text = read_text(file)
-    if format_of(text) == RolloutPlacement.FORMAT:
-        raise ConfigurationError(
-            f"{file}: expected a placement of a trainer that learns from a replay; found one of a trainer that learns "
-            f"from rollouts. {of_rollouts}".rstrip()
-        )
+    kind = format_of(text)
     try:
-        return Placement.from_json(text)
+        if kind in (Composition.FORMAT, RolloutComposition.FORMAT):
+            return read_composition(text).placement
+        return RolloutPlacement.from_json(text) if kind == RolloutPlacement.FORMAT else Placement.from_json(text)
     except ConfigurationError as error:
         raise type(error)(f"{file}: {error}") from error
 
