@@ -68,13 +68,13 @@ if values["training.batch_size"] == 64:
 score = 1000 * values["trainer.learning_rate"] + seed
 rows = "".join(f"{{step}},0.1,progress,{{step}},{{score}},0,20\\n" for step in (100, 208, 304))
 (run / "evaluations.csv").write_text("env_steps,wall_s,kind,weights_step,mean_return,std_return,episodes\\n" + rows)
+(run / "checkpoints").mkdir(exist_ok=True)
 def stop(*_):
     (run / "saved").touch()
     sys.exit(130)
 signal.signal(signal.SIGINT, stop)
 while (pathlib.Path(__file__).parent.parent / "wait").exists():
     time.sleep(0.02)
-(run / "checkpoints").mkdir(exist_ok=True)
 (run / "summary.json").write_text(json.dumps({{"last": {{"mean": score}}, "best": {{"mean": 2 * score}}}}))
 """
 
@@ -178,6 +178,7 @@ def test_a_trial_behind_the_median_is_ended_early(spec: SweepSpec, tmp_path: Pat
     assert [row.state for row in study.rows()] == ["complete", "pruned"]
     assert "Trial 1 pruned: behind the median of the others" in said
     assert not (folder / "trial-0001" / "seed-2").exists()
+    assert not list(folder.glob("*/*/checkpoints"))
 
 
 def test_a_sweep_stops_at_an_interruption_and_goes_on_with_the_same_trials(spec: SweepSpec, tmp_path: Path) -> None:

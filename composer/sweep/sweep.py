@@ -114,6 +114,7 @@ class _Work:
             return  # the next sweep continues it
         except PrunedTrialError:
             self.study.prune(trial, time.monotonic() - began)
+            runs.remove_checkpoints()
             self.say(f"Trial {number} pruned: behind the median of the others")
         except (TrialFailedError, OSError) as error:
             self.study.fail(trial, str(error), time.monotonic() - began)

@@ -69,6 +69,11 @@ class TrialRuns:
             self._scores.append(self._score_of(number, seed))
         return self._scores
 
+    def remove_checkpoints(self) -> None:
+        """Remove those of all seeds, which hold the replay: their runs have ended, or are not continued."""
+        for checkpoints in self._folder.glob("seed-*/checkpoints"):
+            shutil.rmtree(checkpoints, ignore_errors=True)
+
     def _score_of(self, number: int, seed: int) -> float:
         run = self._folder / f"seed-{seed}"
         if self._score_in(run) is None:
@@ -83,7 +88,7 @@ class TrialRuns:
             if (found := self._score_in(run)) is None:
                 raise TrialFailedError(f"the run of seed {seed} left no score of {self._spec.score} weights ({log})")
         self._look(number, run)
-        shutil.rmtree(run / "checkpoints", ignore_errors=True)  # they hold the replay
+        self.remove_checkpoints()
         if not math.isfinite(found):
             raise TrialFailedError(f"the score of seed {seed} is {found}")
         return found
