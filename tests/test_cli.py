@@ -524,6 +524,15 @@ def test_report_of_a_killed_run_takes_the_last_complete_row(tmp_path):
     assert "has no summary.json" in result.stdout
 
 
+def test_report_shows_small_numbers(tmp_path):
+    (tmp_path / "progress.csv").write_text(
+        "wall_s,env_steps,learning_rate,td_error,epsilon\n1.5,2000,0.0003,-0.04567,0.0\n"
+    )
+    shown = invoke("report", tmp_path, "--no-html").output
+    for row in ("wall_s | 1.50", "env_steps | 2,000", "learning_rate | 0.0003", "td_error | -0.0457", "epsilon | 0.00"):
+        assert row in re.sub(" +", " ", shown)
+
+
 def test_report_tells_a_summary_from_an_earlier_run(tmp_path):
     (tmp_path / "summary.json").write_text('{"environment": "CartPole-v1"}')
     os.utime(tmp_path / "summary.json", (0, 0))

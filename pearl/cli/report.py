@@ -181,6 +181,9 @@ def _last_row(path: Path) -> dict[str, str] | None:
 
 def _rounded(text: str) -> str:
     try:
-        return f"{float(text):,.10g}" if text.lstrip("-").isdigit() else f"{float(text):,.2f}"
+        value = float(text)
     except ValueError:
         return text
+    if text.lstrip("-").isdigit():
+        return f"{value:,.10g}"
+    return f"{value:.3g}" if 0 < abs(value) < 0.1 else f"{value:,.2f}"  # such as learning rates
