@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+_ESCAPES = "pearl-escapes"  # a handler of encoding errors
+# The mark of a text that was cut, and the spinner's frames.
+_ONE_CELL = {"…": "~", **dict.fromkeys(map(chr, range(0x2800, 0x2900)), "*")}
 _PATIENCE_S = 1.0  # wait for a slow reader of a non-blocking stream
 
 _log = logging.getLogger("pearl.runtime")
@@ -24,7 +27,8 @@ def keep_standard_streams() -> None:
     """Make writing to `sys.stdout` and `sys.stderr` never fail; may be called again.
 
     Output that cannot be written (the reader is gone, the disk is full, the terminal was closed) is dropped. Characters
-    that the stream's encoding lacks, such as those of a path in an ASCII locale, are written as escapes. Closed
+    that the stream's encoding lacks, such as those of a path in an ASCII locale, are written as escapes; those with
+    which rich shortens and draws lines as one ASCII character, as an escape would make the line too long. Closed
     descriptors 0 to 2 are opened on /dev/null, so that no file of the program gets their numbers. Streams that other
     code has replaced are left alone.
     """
@@ -78,7 +82,19 @@ def _errors(stream: io.TextIOWrapper) -> str | None:
     found = stream.errors
     # For the second, an ASCII locale's, only bytes that were no text are exempt; UTF-8 lacks nothing else.
     raises = found == "strict" or (found == "surrogateescape" and codecs.lookup(stream.encoding).name != "utf-8")
-    return "backslashreplace" if raises else found
+    return _ESCAPES if raises else found
+
+
+def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
+    """The escape of the first character that cannot be encoded, or what is written in its place."""
+    if isinstance(error, UnicodeEncodeError):
+        error.end = error.start + 1
+        if short := _ONE_CELL.get(error.object[error.start]):
+            return short, error.end
+    return codecs.backslashreplace_errors(error)
+
+
+codecs.register_error(_ESCAPES, _escaped)
 
 
 def _fill(descriptor: int) -> None:

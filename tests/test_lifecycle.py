@@ -193,18 +193,18 @@ def test_a_run_without_readers_trains_to_its_end(program: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("encoding", "written"),
     [
-        ("ascii", rb"\xe9 \u65e5 \udcff"),
-        ("ascii:surrogateescape", rb"\xe9 \u65e5 \udcff"),
-        ("latin-1", b"\xe9 \\u65e5 \\udcff"),
-        ("utf-8:strict", "é 日 ".encode() + rb"\udcff"),
-        ("utf-8:surrogateescape", "é 日 ".encode() + b"\xff"),
-        ("ascii:replace", b"? ? ?"),
+        ("ascii", rb"\xe9 \u65e5 \udcff ~*"),
+        ("ascii:surrogateescape", rb"\xe9 \u65e5 \udcff ~*"),
+        ("latin-1", b"\xe9 \\u65e5 \\udcff ~*"),
+        ("utf-8:strict", "é 日 ".encode() + rb"\udcff " + "…⠋".encode()),
+        ("utf-8:surrogateescape", "é 日 ".encode() + b"\xff " + "…⠋".encode()),
+        ("ascii:replace", b"? ? ? ??"),
     ],
 )
 def test_characters_that_standard_output_cannot_encode_are_escaped(encoding: str, written: bytes) -> None:
     code = (
         "from pearl.standard_streams import keep_standard_streams; keep_standard_streams(); "
-        "print('\\xe9 \\u65e5 \\udcff', end='')"
+        "print('\\xe9 \\u65e5 \\udcff \\u2026\\u280b', end='')"
     )
     done = subprocess.run(
         [sys.executable, "-S", "-c", code],
