@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Mapping
@@ -162,7 +163,8 @@ def main(text: str) -> NoReturn:
     try:
         made = recompose(program, request.defaults)
     except KeyboardInterrupt:
-        print(f"Interrupted. The checkpoint is kept: {run_command(program)} --resume", file=sys.stderr)
+        command = f"{run_command(program)} {shlex.join([*request.arguments, '--resume'])}"
+        print(f"Interrupted. The checkpoint is kept: {command}", file=sys.stderr)
         sys.exit(130)
     except Exception as error:  # whatever it is, the run must go on
         message = str(error) if isinstance(error, PearlError) else described(error)

@@ -175,6 +175,19 @@ def test_the_new_program_resumes_and_composes_again_only_if_the_placement_change
     assert requested(("--recompose",))[1:] == [str(program), "--recompose", "--resume", "--no-recompose"]
 
 
+def test_an_interrupted_composition_says_how_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("composer.recompose.recompose", interrupted)
+    arguments = ("--seed", "5", "--run-dir", "/data/my run")
+    with pytest.raises(SystemExit, match="130"):
+        main(Request(str(tmp_path / "program.py"), "slow", {}, arguments).to_json())
+    assert "program.py --seed 5 --run-dir '/data/my run' --resume\n" in capsys.readouterr().err
+
+
 def test_relative_paths_of_the_command_line_stay_where_they_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
