@@ -236,7 +236,7 @@ def test_what_is_written_composes_and_trains(
 def test_a_module_of_the_users_own_is_imported_by_the_trainer_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name, env, target = "own_walk", "OwnWalk-v0", "far/away.toml"
+    name, env, target = "own_walk", "OwnWalk-v0", "far off/away.toml"
     (tmp_path / f"{name}.py").write_text(
         "import gymnasium as gym\nfrom gymnasium.envs.classic_control.pendulum import PendulumEnv\n"
         f"gym.register({env!r}, PendulumEnv, max_episode_steps=20)\n"
@@ -245,6 +245,7 @@ def test_a_module_of_the_users_own_is_imported_by_the_trainer_file(
     monkeypatch.syspath_prepend(str(tmp_path))  # undone after the test
     result = invoke(env, "--module", f"{name}.py", "--write", target)
     assert result.exit_code == 0, result.stderr
+    assert f"pearl compose '{target}'" in result.stdout
     script = (
         "from composer.spec_file import load_spec\n"
         f"composer, _ = load_spec({target!r}, progress=False)\n"

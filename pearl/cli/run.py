@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,8 +65,8 @@ def _bench(
     own = _passed_on(options)
     if any(len(name := option.partition("=")[0]) > 3 and "--run-dir".startswith(name) for option in own):
         raise ConfigurationError(
-            f"pearl bench measures in a temporary folder: leave --run-dir out, or run `pearl run {program} --bench "
-            "--run-dir DIR`."
+            f"pearl bench measures in a temporary folder: leave --run-dir out, or run `pearl run "
+            f"{shlex.quote(str(program))} --bench --run-dir DIR`."
         )
     with tempfile.TemporaryDirectory(prefix="pearl-bench-") as folder:
         measuring = ["--bench", "--bench-seconds", str(seconds), "--run-dir", folder]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -80,4 +81,4 @@ def _suggest(
     if not json:
         composition, trainer = files
         print(f"Composition: {shown(composition)}\nTrainer:     {shown(trainer)}")
-        print(f"Next:        pearl compose {shown(composition)}")
+        print(f"Next:        pearl compose {shlex.quote(shown(composition))}")

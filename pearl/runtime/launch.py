@@ -33,7 +33,9 @@ def run_generated(program: str | Path, options: Sequence[str] = ()) -> int:
     if not Path(program).is_file():
         raise ConfigurationError(f"There is no program {program}. `pearl compose SPEC.toml` writes one.")
     if Path(program).suffix == ".toml":
-        raise ConfigurationError(f"{program} is a composition file. `pearl compose {program}` writes its program.")
+        raise ConfigurationError(
+            f"{program} is a composition file. `pearl compose {shlex.quote(str(program))}` writes its program."
+        )
     child: subprocess.Popen[bytes] | None = None
 
     def forward(number: int, frame: FrameType | None) -> None:
