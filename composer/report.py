@@ -94,10 +94,16 @@ def learners_report(choice: LearnersChoice) -> tuple[RenderableType, ...]:
 
 
 def ascii_table(title: str | Text, headings: Sequence[str], right: Collection[str] = ()) -> Table:
-    """An empty table in plain characters; the columns in `right` are aligned to the right."""
+    """An empty table in plain characters; the columns in `right` are aligned to the right.
+
+    Long words go on in the next line. Numbers, which are in `right`, are cut with a mark, as a part looks like another.
+    """
     table = Table(title=title, box=box.ASCII2)
     for heading in headings:
-        table.add_column(heading, justify="right" if heading in right else "left")
+        if heading in right:
+            table.add_column(heading, justify="right")
+        else:
+            table.add_column(heading, overflow="fold")
     return table
 
 

@@ -293,6 +293,13 @@ def test_several_placements_say_where_the_choice_changes() -> None:
     assert "The choice is the same in all of them." in same
 
 
+def test_long_names_of_several_placements_are_told_apart() -> None:
+    small = decide(MATRIX, SERVER)
+    names = [f"a_long_name_of_an_experiment_with_many_words_and_a_batch_of_{batch}.json" for batch in (64, 512)]
+    rows = [line for line in str(Explanation((small, small), names=tuple(names))).splitlines() if "|" in line]
+    assert "".join(row.rsplit("|", 2)[1].strip() for row in rows[1:]) == "".join(names)
+
+
 def test_placements_of_other_problems_are_not_compared() -> None:
     other = decide(MATRIX, SERVER, metric="power_efficiency")
     with pytest.raises(ConfigurationError, match="found metric throughput and power_efficiency"):
