@@ -245,6 +245,14 @@ def test_a_folder_belongs_to_one_sweep(spec: SweepSpec, tmp_path: Path) -> None:
         run_sweep(spec, folder, 1, 1, print)
 
 
+def test_trials_of_a_lost_study_are_not_taken_for_new_ones(spec: SweepSpec, tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    (folder / "trial-0000").mkdir(parents=True)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r"trial-0000 is of a sweep that .*study\.db knows nothing of"):
+            run_sweep(spec, folder, 1, 1, print)
+
+
 def test_a_study_that_fails_ends_the_sweep_with_a_message(spec: SweepSpec, tmp_path: Path) -> None:
     folder = tmp_path / "s"
     queue(spec, folder, (0.01, 32))

@@ -46,8 +46,8 @@ class TrialRow:
 class Study:
     """The trials of a sweep in `folder`; its methods may be called from several threads.
 
-    Raises MissingExtraError without Optuna, and ConfigurationError if the folder holds a sweep of another spec. Any
-    method raises GenerationError if the file cannot be read or written.
+    Raises MissingExtraError without Optuna, and ConfigurationError if the folder holds a sweep of another spec, or
+    trials of an unknown one. Any method raises GenerationError if the file cannot be read or written.
     """
 
     def __init__(self, spec: SweepSpec, folder: Path) -> None:
@@ -72,9 +72,14 @@ class Study:
             except Exception as error:  # of Optuna, SQLAlchemy and SQLite
                 raise ConfigurationError(
                     f"{self._file} cannot be opened as the study of a sweep: {_first_line(error)}. "
-                    "Choose another folder with --folder, or remove the file."
+                    "Choose another folder with --folder, or remove this one."
                 ) from error
             if before is None:
+                if unknown := next(self._file.parent.glob("trial-*"), None):
+                    raise ConfigurationError(
+                        f"{unknown} is of a sweep that {self._file} knows nothing of: its runs would count for trials "
+                        "with other settings. Choose another folder with --folder, or remove the trials in this one."
+                    )
                 study.set_user_attr(_IDENTITY, self._spec.identity)
             elif before != self._spec.identity:
                 raise ConfigurationError(
