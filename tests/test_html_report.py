@@ -365,12 +365,13 @@ def test_a_composition_that_cannot_be_copied_is_a_warning(tmp_path: Path, caplog
     assert "Reports of this run lack it" in caplog.text
 
 
-def test_a_new_run_moves_report_and_composition_of_an_earlier_one_aside(tmp_path: Path) -> None:
-    for name in ("report.html", "composition.json"):
+def test_a_new_run_moves_what_a_report_reads_of_an_earlier_one_aside(tmp_path: Path) -> None:
+    names = ["composition.json", "report.html", "trace.json"]
+    for name in names:
         (tmp_path / name).write_text("earlier")
     with RunLog(tmp_path):
         pass
-    assert sorted(path.name for path in (tmp_path / "earlier-001").iterdir()) == ["composition.json", "report.html"]
+    assert sorted(path.name for path in (tmp_path / "earlier-001").iterdir()) == names
 
 
 # --- the command ----------------------------------------------------------------------------------------------------

@@ -220,6 +220,7 @@ def _move_earlier(directory: Path) -> None:
         "tensorboard",
         "learning_curve.png",
         "report.html",
+        "trace.json",  # which the report takes for this run's
         "summary.json",
         COMPOSITION_OF_RUN,
         "policy.json",
