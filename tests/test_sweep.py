@@ -24,6 +24,8 @@ from policies import command
 
 from composer.spec_overrides import parse_overrides, parse_value, toml_text
 from composer.sweep import trial
+from composer.sweep.result import _draw_setting
+from composer.sweep.space import Range
 from composer.sweep.spec import SweepSpec, read_sweep
 from composer.sweep.sweep import run_sweep
 from pearl.errors import ConfigurationError, FolderHeldError, PearlError, TrainerError
@@ -280,6 +282,13 @@ def test_a_picture_that_matplotlib_cannot_draw_leaves_the_table(
     assert done.exit_code == 0, done.output
     assert len(table(tmp_path / "s")) == 1
     assert re.search(r"Picture: none: ZeroDivisionError.*\nBest: ", done.output)
+
+
+def test_a_logarithmic_axis_without_a_power_of_ten_has_labels() -> None:
+    figure = Figure()
+    _draw_setting(figure.subplots(), Range("trainer.learning_rate", 2e-4, 8e-4, log=True, step=0, whole=False), [])
+    figure.canvas.draw()
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["0.0002", "0.00032", "0.0005", "0.0008"]
 
 
 def test_a_sweep_of_failures_says_so(spec: SweepSpec, tmp_path: Path) -> None:

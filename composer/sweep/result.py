@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _MOST_ROWS = 20
 _MOST_PANELS = 8
 _COLUMNS = 3
+_FEW_DECADES = 100
 _COLORS = {"complete": "#4477aa", "pruned": "#bbbbbb"}
 
 
@@ -133,6 +134,9 @@ def _draw_setting(axes: Axes, one: Parameter, rows: Sequence[TrialRow]) -> None:
         if one.log:
             axes.set_xscale("log")
             axes.xaxis.set_minor_formatter(NullFormatter())
+            if one.high < _FEW_DECADES * one.low:  # powers of ten would be one label, or none
+                ticks = [float(f"{value:.2g}") for value in np.geomspace(one.low, one.high, 4)]
+                axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.set_xlim(one.low, one.high)
     axes.scatter(
         values, [_real(row.objective) for row in found], 18, [_COLORS[row.state] for row in found], clip_on=False
