@@ -149,12 +149,38 @@ def test_a_resumed_run_keeps_its_better_policy(
     monkeypatch.setattr("pearl.policy.export.export_policy", lambda policy, file, form: file.write_text(str(policy)))
     (tmp_path / "best_policy.safetensors").write_text("better")
     keep, seen = KeepBest(), Run(tmp_path)
+    seen.env_steps = 20
     keep.load_state_dict({"best": 7.0, **evaluated_in})
     keep.on_start(seen)  # type: ignore[arg-type]
     for seen.env_steps, mean, kept in ((30, 6.0, first), (40, 8.0, "40"), (50, 7.5, "40")):
         seen.policy = lambda: seen.env_steps  # type: ignore[attr-defined]
         keep.on_evaluation(seen, "progress", evaluated(mean))  # type: ignore[arg-type]
         assert (tmp_path / "best_policy.safetensors").read_text() == kept
+
+
+def test_a_new_run_keeps_the_best_policy_and_the_videos_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pearl.policy.export.export_policy", lambda policy, file, form: file.write_text(str(policy)))
+    monkeypatch.setattr(
+        "pearl.policy.playing.watch_policy", lambda policy, episodes, video: video.mkdir(parents=True) or []
+    )
+    keep = KeepBest()  # both runs in one process
+    for number, mean in ((1, 50.0), (2, 10.0)):
+        seen = Run(tmp_path)
+        seen.policy = lambda number=number: number  # type: ignore[attr-defined]
+        keep.on_start(seen)  # type: ignore[arg-type]
+        assert not (tmp_path / "best_policy.safetensors").exists()
+        seen.env_steps = 100
+        keep.on_evaluation(seen, "progress", evaluated(mean))  # type: ignore[arg-type]
+        RecordVideo(100).on_evaluation(seen, "progress", evaluated(mean))  # type: ignore[arg-type]
+    assert (tmp_path / "best_policy.safetensors").read_text() == "2"
+    assert (tmp_path / "best_policy-earlier-001.safetensors").read_text() == "1"
+    assert {path.name for path in (tmp_path / "videos").iterdir()} == {
+        "step-000000100",
+        "step-000000100-earlier-001",
+    }
+    assert "of an earlier run was renamed to best_policy-earlier-001.safetensors" in caplog.text
 
 
 def test_states_go_on_after_a_resumption(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from pearl.extras import require_extra
 if TYPE_CHECKING:
     from pearl.runtime.evaluation import Evaluation
 
+logger = logging.getLogger("pearl.runtime")
+
 PROGRESS = "progress"  # the kind of the short evaluations during training
 
 
@@ -27,6 +30,14 @@ def check_text(name: str, value: object, what: str) -> None:
 def _check_steps(name: str, value: object) -> None:
     if type(value) is not int or value < 1:
         raise ConfigurationError(f"{name} must be a whole number of environment steps, at least 1; found {value!r}.")
+
+
+def _keep_earlier(path: Path) -> None:
+    """Rename what an earlier run left at `path`."""
+    if path.exists():
+        from pearl.runtime.backup import put_aside
+
+        logger.warning("%s of an earlier run was renamed to %s.", path, put_aside(path).name)
 
 
 @dataclass
@@ -77,7 +88,7 @@ class KeepBest(Callback):
 
     The file, relative to the run folder, is one that `pearl.load_policy` reads. Without this callback the best weights
     are in checkpoints during the run, and in `best_weights.safetensors` at its end. A resumed run goes on with the best
-    of its checkpoint, unless it evaluates in another environment.
+    of its checkpoint, unless it evaluates in another environment; a new one renames the file of an earlier run.
     """
 
     file: str = "best_policy.safetensors"
@@ -88,7 +99,10 @@ class KeepBest(Callback):
         check_text("KeepBest.file", self.file, "the name of a file")
 
     def on_start(self, run: RunContext) -> None:
-        """Forget a best return of another environment."""
+        """Forget a best return of another run or environment."""
+        if not run.env_steps:
+            self._best = -math.inf
+            _keep_earlier(run.run_dir / self.file)
         evaluated_in = str(run.config["evaluated_in"])
         if self._evaluated_in not in ("", evaluated_in):
             self._best = -math.inf
@@ -155,6 +169,7 @@ class RecordVideo(Callback):
 
         self._next = (run.env_steps // self.every_steps + 1) * self.every_steps
         folder = run.run_dir / self.folder / f"step-{run.env_steps:09d}"
+        _keep_earlier(folder)
         for _ in watch_policy(run.policy(), episodes=self.episodes, video=folder):
             pass
 
