@@ -536,6 +536,19 @@ def test_what_the_documentation_shows_runs(tmp_path: Path, name: str) -> None:
     assert SHOWN[name] in done.stdout
 
 
+def test_a_resumed_run_under_way_is_loaded_from_its_checkpoint(tmp_path: Path) -> None:
+    case = CASES["DDPG"]
+    run = run_folder(tmp_path, case, trained(case, 1), best=trained(case, 2))  # it had ended at step 200
+    resumed = trained(case, 3)
+    storage = DataStorage(TransitionSpec.from_spaces(case[1], case[2]), 8)
+    state = RunState({}, resumed, ReplayExperience(NativeReplayManager(8, seed=1), storage))
+    for step, weights, origin in ((200, trained(case, 2), ("best", 100)), (230, resumed, ("last", 230))):
+        state.save(run / "checkpoints", Counters(env_steps=step, gradient_steps=20))
+        found, obs = pearl.load_policy(run), observations(case[1], 5)
+        assert (found.origin.which, found.origin.step) == origin
+        np.testing.assert_allclose(found.predict(obs), greedy(weights, obs, case), rtol=1e-4)
+
+
 def test_a_run_under_way_is_loaded_from_its_checkpoint(tmp_path: Path) -> None:
     case = CASES["DDPG"]
     trainer, best = trained(case, 1), trained(case, 2)

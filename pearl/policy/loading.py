@@ -25,7 +25,7 @@ from pearl.learner.native_plan import UnsupportedError
 from pearl.policy.description import POLICY_FILE, PolicyDescription, read_description
 from pearl.policy.saved import SavedPolicy, WeightsOrigin, check_seed
 from pearl.policy.source import import_from_file
-from pearl.runtime.checkpoint import latest_checkpoint
+from pearl.runtime.checkpoint import latest_checkpoint, step_of
 from pearl.runtime.checkpoint_files import Stored, check_file, read_manifest, read_tensors
 from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS
 from pearl.runtime.run_state import BEST_PREFIX
@@ -48,9 +48,10 @@ def load_policy(
     """The policy of the run in the folder `run`, or of a safetensors file that `pearl export` wrote.
 
     `which` chooses the "best" weights, which the short evaluations selected, or the "last"; None: the best if there are
-    some. Before the run has ended, they come from its newest checkpoint. `trainer` is the trainer class, if it has code
-    of its own: without it, the class is taken from its module if that is imported already, else from the file from
-    which the program imported it, with a warning that names the file. `seed` is that of stochastic actions.
+    some. Before the run has ended, also after --resume, they come from its newest checkpoint. `trainer` is the trainer
+    class, if it has code of its own: without it, the class is taken from its module if that is imported already, else
+    from the file from which the program imported it, with a warning that names the file. `seed` is that of stochastic
+    actions.
 
     Raises PolicyError if the policy is missing, damaged, of another version, or lacks its normalisation, or if its
     class cannot be had.
@@ -136,10 +137,13 @@ def _read_file(path: Path) -> tuple[PolicyDescription, Mapping[str, Stored], Wei
 def _read_weights(run: Path, which: Which | None) -> tuple[Mapping[str, Stored], WeightsOrigin]:
     files = {"best": run / BEST_WEIGHTS, "last": run / LAST_WEIGHTS}
     chosen: Which = which or ("best" if files["best"].is_file() or not files["last"].is_file() else "last")
-    file = files[chosen]
+    file, checkpoint = files[chosen], latest_checkpoint(run / "checkpoints")
+    ended = _origin_of(run, "last", files["last"]).step
+    if checkpoint is not None and ended is not None and step_of(checkpoint) > ended:  # the run was resumed since
+        return _read_checkpoint(run, checkpoint, which)
     if file.is_file():
         return _read_tensors(file), _origin_of(run, chosen, file)
-    if (checkpoint := latest_checkpoint(run / "checkpoints")) is not None and not files["last"].is_file():
+    if checkpoint is not None and not files["last"].is_file():
         return _read_checkpoint(run, checkpoint, which)
     if files["last"].is_file():
         raise PolicyError(

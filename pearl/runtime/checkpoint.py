@@ -230,6 +230,11 @@ def latest_checkpoint(directory: Path) -> Path | None:
     return folders[-1] if folders else None
 
 
+def step_of(folder: Path) -> int:
+    """The environment step of a checkpoint, which its folder is named after."""
+    return _order(folder)[0]
+
+
 def load_checkpoint(path: Path, identity: Mapping[str, str] | None = None, mmap: bool = True) -> CheckpointState:
     """Read a checkpoint folder, or the latest in a directory of them, checking the size and CRC-32 of every file.
 
