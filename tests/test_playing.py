@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 from policies import WideDQN, command, run_folder, watch_policy_without_a_screen
 
 import pearl
@@ -33,7 +34,7 @@ def policy(run: Path) -> SavedPolicy:
 def test_an_evaluation_is_what_predict_scores(policy: SavedPolicy) -> None:
     found = evaluate_policy(policy, episodes=1, seed=3)
     env = gym.make("CartPole-v1")
-    obs, _ = env.reset(seed=40_003)
+    obs, _ = env.reset(seed=40_201)
     total, ended = 0.0, False
     while not ended:
         obs, reward, terminated, truncated, _ = env.step(policy.predict(obs))
@@ -41,6 +42,20 @@ def test_an_evaluation_is_what_predict_scores(policy: SavedPolicy) -> None:
     assert found.returns.tolist() == [total]
     (episode,) = watch_policy_without_a_screen(policy, episodes=1, seed=3)
     assert (episode.ret, episode.length) == (total, found.lengths[0])
+
+
+def test_seeds_share_no_episodes(policy: SavedPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    reset = CartPoleEnv.reset
+
+    def noting(env: CartPoleEnv, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        begun.extend([] if seed is None else [seed])
+        return reset(env, seed=seed, options=options)
+
+    monkeypatch.setattr(CartPoleEnv, "reset", noting)
+    for seed in (0, 1, 2, 3):
+        evaluate_policy(policy, "ShortCartPole-v0", episodes=100, seed=seed)
+    assert len(set(begun)) == len(begun) == 400
 
 
 def test_stochastic_episodes_repeat_with_the_seed(run: Path) -> None:

@@ -19,13 +19,13 @@ from pearl.errors import ConfigurationError, EnvError, PolicyError
 from pearl.extras import import_extra
 from pearl.policy.loading import import_module_of
 from pearl.policy.saved import SavedPolicy
-from pearl.runtime.evaluation import Evaluation, EvaluationEnvs, play
+from pearl.runtime.evaluation import MOST_ENVS, Evaluation, EvaluationEnvs, play
 from pearl.runtime.options import Options
 from pearl.spec import ACTION_MASK, ActorSpec
 
 AnyEnv: TypeAlias = "str | Callable[..., gym.Env[Any, Any]]"
 
-_FIRST_SEED = 40_000  # of episodes, plus the seed: the run's own evaluations begin with other numbers
+_FIRST_SEED = 40_000  # of the environments' seeds: the run's own evaluations begin with other numbers
 
 
 class Episode(NamedTuple):
@@ -68,7 +68,7 @@ def evaluate_policy(
     try:
         (first,) = envs.first(1)
         _check_spaces(policy, spec.env_name, first)
-        game = envs, episodes, _FIRST_SEED + seed
+        game = envs, episodes, _first_seed(seed)
         if policy.is_recurrent:
             found = play(
                 lambda obs, state: policy.act_from(obs, state, deterministic),
@@ -107,7 +107,12 @@ def watch_policy(
     if video is not None:
         import_extra("moviepy", "video", "Recording a video")
     shown = _make_shown(spec, video, f"{name.replace('/', '-')}-{policy.origin.which}")
-    return _watched(policy, name, shown, episodes, _FIRST_SEED + seed, deterministic, video, max_steps)
+    return _watched(policy, name, shown, episodes, _first_seed(seed), deterministic, video, max_steps)
+
+
+def _first_seed(seed: int) -> int:
+    """The seed of the first environment; each further one has the next, so that seeds share no episodes."""
+    return (_FIRST_SEED + 1 + MOST_ENVS * (seed - 1)) % 2**30  # ale-py takes no longer ones
 
 
 def _watched(

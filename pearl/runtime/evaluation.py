@@ -34,7 +34,7 @@ from pearl.spec import ActorSpec
 
 logger = logging.getLogger("pearl.runtime")
 
-_MOST_ENVS = 100
+MOST_ENVS = 100  # that play at once
 
 
 class Evaluation(NamedTuple):
@@ -208,7 +208,7 @@ def _play(
     masked: bool,
     initial_state: Callable[[int], np.ndarray] | None,
 ) -> Evaluation | None:
-    count = min(episodes, _MOST_ENVS)
+    count = min(episodes, MOST_ENVS)
     left = np.full(count, episodes // count)
     left[: episodes % count] += 1
     envs = made.first(count)
