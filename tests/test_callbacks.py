@@ -158,6 +158,20 @@ def test_a_resumed_run_keeps_its_better_policy(
         assert (tmp_path / "best_policy.safetensors").read_text() == kept
 
 
+def test_a_best_policy_that_cannot_be_written_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pearl.policy.export._safetensors", lambda policy: policy.encode())
+    keep, seen = KeepBest("folder/best.safetensors"), Run(tmp_path)
+    seen.policy = lambda: "policy"  # type: ignore[attr-defined]
+    (tmp_path / "folder").write_text("in the way")
+    keep.on_evaluation(seen, "progress", evaluated(9.0))  # type: ignore[arg-type]
+    assert "cannot be written: File exists. Choose another path. The run goes on" in caplog.text
+    (tmp_path / "folder").unlink()
+    keep.on_evaluation(seen, "progress", evaluated(8.0))  # type: ignore[arg-type]
+    assert (tmp_path / "folder" / "best.safetensors").read_text() == "policy"
+
+
 def test_a_new_run_keeps_the_best_policy_and_the_videos_of_an_earlier_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

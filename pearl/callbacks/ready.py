@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pearl.callbacks.protocol import Callback, RunContext
-from pearl.errors import ConfigurationError
+from pearl.errors import ConfigurationError, PolicyError
 from pearl.extras import require_extra
 
 if TYPE_CHECKING:
@@ -117,8 +117,14 @@ class KeepBest(Callback):
             return
         from pearl.policy.export import export_policy
 
+        try:
+            export_policy(run.policy(), file, "safetensors")
+        except PolicyError as error:
+            if not isinstance(error.__cause__, OSError):
+                raise
+            logger.warning("%s The run goes on, and the next better policy is tried again.", error)
+            return
         self._best = evaluation.mean
-        export_policy(run.policy(), file, "safetensors")
 
     def state_dict(self) -> dict[str, Any]:
         """The best mean return, and in which environment."""
