@@ -296,6 +296,25 @@ def test_serial_runs_repeat_and_resume_to_the_bit(tmp_path: Path, quick_profiles
         assert last[same] == first[same]
 
 
+def test_an_evaluation_that_waits_for_training_is_made_after_a_resumption(
+    programs: dict[int, Path], tmp_path: Path
+) -> None:
+    common = ("--serial", "--timesteps", "200", "--checkpoint-interval", "105", "--eval-interval", "100", "--no-plot")
+    common += ("--eval-episodes", "2", "--run-dir")
+    code, output = run(programs[2], *common, str(tmp_path / "whole"))
+    assert code == 0, output
+    early, _ = checkpoints(tmp_path / "whole" / "checkpoints")  # of a step between the interval and the training
+    shutil.copytree(early, tmp_path / "resumed" / "checkpoints" / early.name)
+    code, output = run(programs[2], *common, str(tmp_path / "resumed"), "--resume")
+    assert code == 0, output
+    found = []
+    for name in ("whole", "resumed"):
+        with (tmp_path / name / "evaluations.csv").open() as file:
+            found.append([(row["kind"], row["weights_step"], row["mean_return"]) for row in csv.DictReader(file)])
+    assert found[0] == found[1]
+    assert 105 < int(found[0][0][1]) < 200
+
+
 def test_runs_one_after_the_other_in_a_process_leave_it_nothing(tmp_path: Path, quick_profiles: None) -> None:
     again = tmp_path / "again.py"
     make_program(tmp_path, trainer=DQN)

@@ -327,7 +327,9 @@ class Run(abc.ABC):
             )
         )
         self._next_checkpoint = self._after(self.options.checkpoint_interval)
-        self._next_evaluation = self._after(self.options.eval_interval)
+        # Before the first gradient step no evaluation is made: one that was due waits for it, also in a resumed run.
+        has_trained = self.counters.gradient_steps > 0
+        self._next_evaluation = self._after(self.options.eval_interval) if has_trained else self.options.eval_interval
         policy = None if self._policy is None else NativePolicy(self._policy)
         self._evaluator = Evaluator(
             self.trainer,
