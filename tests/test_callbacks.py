@@ -80,6 +80,15 @@ def test_a_callback_that_raises_is_named_and_left_alone(hook: str, tmp_path: Pat
     assert "callbacks_of_tests.py, line" in failures[0]
 
 
+def test_a_callback_that_exits_is_one_that_raises() -> None:
+    exits = types.SimpleNamespace(on_start=lambda run: sys.exit("no key"), on_step=lambda run: sys.exit(0))
+    calls, failures = calls_of(exits)
+    calls.call("on_step")
+    assert failures[0].startswith("The callback SimpleNamespace failed in on_step: SystemExit: 0 (")
+    with pytest.raises(CallbackError, match="failed in on_start: SystemExit: no key"):
+        calls.start()
+
+
 def test_callbacks_are_no_protocol() -> None:
     """Of one, type checkers take all methods without a body for abstract."""
     assert not getattr(Callback, "_is_protocol", False)

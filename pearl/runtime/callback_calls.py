@@ -16,6 +16,7 @@ from pearl.errors import CallbackError, ConfigurationError
 logger = logging.getLogger("pearl.runtime")
 
 HOOKS = ("on_start", "on_step", "on_rollout", "on_evaluation", "on_checkpoint", "on_end")
+_FAILURES = (Exception, SystemExit)  # of the user's code: one that calls sys.exit() does not end the run in silence
 
 
 class CallbackCalls:
@@ -54,10 +55,10 @@ class CallbackCalls:
                 continue
             try:
                 method(self._run, *arguments)
-            except Exception as error:  # whatever the user's code does
+            except _FAILURES as error:
                 self._report(callback, hook, error)
 
-    def _report(self, callback: object, hook: str, error: Exception) -> None:
+    def _report(self, callback: object, hook: str, error: BaseException) -> None:
         self._failed.add(id(callback))
         failure = _failure(callback, hook, error)
         logger.debug("%s", failure, exc_info=error)
@@ -70,7 +71,7 @@ class CallbackCalls:
         for callback, method in self._of["on_start"]:
             try:
                 method(self._run)
-            except Exception as error:
+            except _FAILURES as error:
                 self._failed.add(id(callback))
                 raise _failure(callback, "on_start", error) from error
 
@@ -88,7 +89,7 @@ class CallbackCalls:
                 continue
             try:
                 found[name] = json.loads(json.dumps(_checked_state(callback.state_dict())))
-            except Exception as error:
+            except _FAILURES as error:
                 self._report(callback, "state_dict", error)
         return json.dumps(found)
 
@@ -100,7 +101,7 @@ class CallbackCalls:
                 continue
             try:
                 self._kept[name].load_state_dict(state)
-            except Exception as error:
+            except _FAILURES as error:
                 raise _failure(self._kept[name], "load_state_dict", error) from error
 
 
@@ -136,7 +137,7 @@ def checked_callbacks(callbacks: object) -> Sequence[Any]:
     return callbacks
 
 
-def _failure(callback: object, hook: str, error: Exception) -> CallbackError:
+def _failure(callback: object, hook: str, error: BaseException) -> CallbackError:
     failure = CallbackError(f"The callback {type(callback).__name__} failed in {hook}: {described(error)}.")
     failure.__cause__ = error
     return failure
