@@ -128,6 +128,13 @@ def test_without_evaluations_there_are_last_weights_alone(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == [LAST_WEIGHTS]
 
 
+def test_best_weights_that_do_not_count_any_more_do_not_stay_the_best(tmp_path: Path) -> None:
+    (tmp_path / BEST_WEIGHTS).write_text("evaluated in another environment")
+    for _ in range(2):  # before the last evaluation and after it
+        Training().evaluator.save(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {LAST_WEIGHTS, "best_weights-earlier-001.safetensors"}
+
+
 def test_an_interrupted_run_names_what_was_selected_and_not_confirmed() -> None:
     stopped = False
     training = Training("--eval-episodes", "3", should_stop=lambda: stopped)

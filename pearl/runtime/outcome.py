@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import numpy as np
 from pearl.actors.native_policy import NativePolicy
 from pearl.algorithms.trainer import TrainerLike
 from pearl.atomic_file import write_bytes, write_text
+from pearl.runtime.backup import put_aside
 from pearl.runtime.checkpoint_files import Stored, Tensors, safetensors_of
 from pearl.runtime.evaluation import Evaluation, EvaluationEnvs, evaluate
 from pearl.runtime.evaluation_process import EvaluationProcess
@@ -21,6 +23,8 @@ from pearl.runtime.run_log import EvaluationKind
 from pearl.runtime.run_state import Best, Counters
 from pearl.runtime.trainer_state import load_module_tensors, module_tensors, network_groups
 from pearl.spec import ActorSpec
+
+logger = logging.getLogger("pearl.runtime")
 
 LAST_WEIGHTS = "weights.safetensors"
 BEST_WEIGHTS = "best_weights.safetensors"
@@ -203,10 +207,16 @@ class Evaluator:
         return {"last": last, "best": {"step": self.best.env_steps, **_numbers(self.best_again), **selected}}
 
     def save(self, directory: Path) -> None:
-        """Write the current weights into `directory`, and the best ones if an evaluation selected some."""
+        """Write the current weights into `directory`, and the best ones if an evaluation selected some.
+
+        Otherwise best weights that are there are renamed: of before a resumption that evaluates elsewhere.
+        """
         save_weights(self.trainer, directory / LAST_WEIGHTS)
+        best = directory / BEST_WEIGHTS
         if self.best is not None:
-            save_weights(self.trainer, directory / BEST_WEIGHTS, self.best.tensors)
+            save_weights(self.trainer, best, self.best.tensors)
+        elif best.exists():
+            logger.warning("%s is not of this run's evaluations; it was renamed to %s.", best, put_aside(best).name)
 
 
 def _is_better(mean: float, other: float) -> bool:
