@@ -13,16 +13,19 @@ import types
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from callbacks_of_tests import Noting, Raising, StopsAtOnce
+from gymnasium.envs.classic_control import CartPoleEnv
+from policies import WideDQN, run_folder
 from programs import make_program, run, summary
 from trainers import TinyDQN, TinyPPO
 
 import pearl
 from pearl.algorithms.trainer import is_as_built_in
 from pearl.callbacks import Callback, KeepBest, MLflowLogger, RecordVideo, StopAtReturn, UserMetric, WandbLogger
-from pearl.errors import CallbackError, ConfigurationError
+from pearl.errors import CallbackError, ConfigurationError, EnvError
 from pearl.runtime import Program, RolloutSession, Session, parse_options
 from pearl.runtime.callback_calls import HOOKS, CallbackCalls
 from pearl.runtime.evaluation import Evaluation
@@ -442,6 +445,24 @@ def test_videos_are_recorded_during_a_run(program: Path, tmp_path: Path) -> None
     code, output = run(made, "--serial", "--eval-episodes", "1", "--run-dir", str(tmp_path / "run"))
     assert code == 0, output
     assert len(list((tmp_path / "run/videos").glob("step-*/*.mp4"))) == 2
+
+
+def test_an_environment_that_cannot_be_recorded_is_named_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("moviepy")
+    env, seen = gym.make("CartPole-v1"), Run(tmp_path)
+    case = (WideDQN, env.observation_space, env.action_space)
+    policy = pearl.load_policy(run_folder(tmp_path / "run", case, env="CartPole-v1"))
+    seen.policy = lambda: policy  # type: ignore[attr-defined]
+    RecordVideo(100).on_start(seen)  # type: ignore[arg-type]
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "pygame", None)  # CartPole looks for it when it draws
+        with pytest.raises(EnvError, match="CartPole-v1 cannot be recorded: DependencyNotInstalled"):
+            RecordVideo(100).on_start(seen)  # type: ignore[arg-type]
+    monkeypatch.setitem(CartPoleEnv.metadata, "render_modes", [])
+    with pytest.raises(EnvError, match=r'Recording needs render_mode="rgb_array"; CartPole-v1 has no render modes'):
+        RecordVideo(100).on_start(seen)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("callbacks", [(), (StopAtReturn(1.0),), (StopsAtOnce(),)])

@@ -154,8 +154,11 @@ class RecordVideo(Callback):
         check_text("RecordVideo.folder", self.folder, "the name of a folder")
 
     def on_start(self, run: RunContext) -> None:
-        """Look for the extra before anything is trained, and forget an earlier run of the process."""
+        """Look for the extra and for pictures before anything is trained, and forget an earlier run of the process."""
         require_extra("moviepy", "video", "RecordVideo")
+        from pearl.policy.playing import check_pictures
+
+        check_pictures(run.policy())
         if not run.env_steps:
             self._next = 0
 

@@ -106,8 +106,23 @@ def watch_policy(
     name = spec.env_name
     if video is not None:
         import_extra("moviepy", "video", "Recording a video")
-    shown = _make_shown(spec, video, f"{name.replace('/', '-')}-{policy.origin.which}")
+    shown = _make_shown(spec, "human" if video is None else "rgb_array")
+    if video is not None:
+        shown = _recorded(shown, video, f"{name.replace('/', '-')}-{policy.origin.which}")
     return _watched(policy, name, shown, episodes, _first_seed(seed), deterministic, video, max_steps)
+
+
+def check_pictures(policy: SavedPolicy) -> None:
+    """Raise EnvError unless the environment of the run can be recorded: one is made, and draws a picture."""
+    spec = _chosen(policy, None, None, wrappers=True)
+    env = _make_shown(spec, "rgb_array")
+    try:
+        env.reset(seed=_FIRST_SEED)
+        env.render()
+    except Exception as error:
+        raise EnvError(f"The environment {spec.env_name} cannot be recorded: {described(error)}.") from error
+    finally:
+        close_envs(spec.env_name, env)
 
 
 def _first_seed(seed: int) -> int:
@@ -167,8 +182,8 @@ def _video_file(env: gym.Env[Any, Any], video: str | Path | None) -> Path | None
     return file
 
 
-def _make_shown(spec: ActorSpec, video: str | Path | None, prefix: str) -> gym.Env[Any, Any]:
-    mode, name = "human" if video is None else "rgb_array", spec.env_name
+def _make_shown(spec: ActorSpec, mode: str) -> gym.Env[Any, Any]:
+    name = spec.env_name
     if isinstance(spec.env, str):
         check_env_name(name)
     check_singles(spec)
@@ -187,12 +202,14 @@ def _make_shown(spec: ActorSpec, video: str | Path | None, prefix: str) -> gym.E
     if env.render_mode != mode or mode not in [*modes, "human"]:
         env.close()
         raise EnvError(
-            f'{"Recording" if video else "Showing"} needs render_mode="{mode}"; {name} has '
+            f'{"Showing" if mode == "human" else "Recording"} needs render_mode="{mode}"; {name} has '
             f"{', '.join(map(repr, modes)) or 'no render modes'}. Choose another environment, or evaluate without a "
             "picture (pearl evaluate)."
         )
-    if video is None:
-        return env
+    return env
+
+
+def _recorded(env: gym.Env[Any, Any], video: str | Path, prefix: str) -> gym.Env[Any, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # files of earlier videos are replaced, as the file names say
         try:
