@@ -155,6 +155,14 @@ def test_a_run_without_iterations_has_no_times() -> None:
     assert telemetry.activity().levels == {}
 
 
+def test_busy_shares_may_be_asked_for_before_a_loop_of_rollouts_is_there() -> None:
+    telemetry = Telemetry(StepRate(), 32, devices={})
+    telemetry.scalars()
+    loop = {"advantages": 1.0, "train": 1.0, "publish": 0.0}
+    telemetry.watch_worker(SimpleNamespace(seconds=lambda: loop, queues={}))  # type: ignore[arg-type]
+    assert telemetry.activity().busy["Advantages"] == 0.0
+
+
 def test_a_long_run_joins_its_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry_module, "_MOST_INTERVALS", 8)
     loop = Loop()

@@ -278,7 +278,9 @@ class Telemetry:
             self._shares.popleft()
         since, before = self._shares[0]
         passed = max(now - since, 1e-9)
-        busy = {name: min(1.0, max(0.0, (value - before[name]) / passed)) for name, value in seconds.items()}
+        # Before the loop of a rollout's Learner there is no "Advantages": a callback may ask for the numbers then.
+        spent_s = {name: value - before.get(name, value) for name, value in seconds.items()}
+        busy = {name: min(1.0, max(0.0, value / passed)) for name, value in spent_s.items()}
         return Activity(busy, self.levels())
 
     def _data_s(self, spent: Mapping[str, float]) -> dict[str, float]:
