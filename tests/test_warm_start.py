@@ -99,14 +99,14 @@ def test_weights_of_other_networks_are_named_and_change_nothing(tmp_path: Path, 
 
 
 def test_what_is_no_run_and_a_policy_alone_are_refused(tmp_path: Path) -> None:
-    case = CASES["TD3"]
+    case = CASES["normalised TD3"]
     with pytest.raises(PolicyError, match="no run and no weights file at"):
         load_weights_of(trained(case), tmp_path / "absent")
     with pytest.raises(PolicyError, match="saved nothing yet"):
         load_weights_of(trained(case), tmp_path)
     policy = tmp_path / "policy.safetensors"
     export_policy(pearl.load_policy(run_folder(tmp_path, case)), policy, "safetensors")
-    with pytest.raises(PolicyError, match=r"other networks.*without critic"):
+    with pytest.raises(PolicyError, match=r"policy\.safetensors has the policy alone.*other networks of NormalizedTD3"):
         load_weights_of(trained(case), policy)
 
 

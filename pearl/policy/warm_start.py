@@ -10,7 +10,7 @@ from pearl.errors import PolicyError
 from pearl.policy.loading import read_weights
 from pearl.runtime.checkpoint_files import Stored
 from pearl.runtime.outcome import flat_tensors
-from pearl.runtime.trainer_state import RANDOM_GROUP, load_networks, module_tensors, network_groups
+from pearl.runtime.trainer_state import RANDOM_GROUP, load_networks, module_tensors, network_groups, policy_groups
 from pearl.spec import RETURN_STATISTICS
 
 
@@ -19,7 +19,7 @@ def load_weights_of(trainer: TrainerLike, path: Path) -> str:
 
     Of a run these are the best weights if it has some, else the last ones. They include target networks and the
     statistics of normalised observations; optimizers and SAC's temperature stay as they are. Raises PolicyError if
-    there are no weights, or if they are those of other networks.
+    there are no weights, or if they are those of other networks or of a policy alone.
     """
     flat, file = read_weights(path)
     tensors = module_tensors(trainer)
@@ -28,6 +28,11 @@ def load_weights_of(trainer: TrainerLike, path: Path) -> str:
     others = {RANDOM_GROUP, RETURN_STATISTICS, *tensors} - {*groups}  # a checkpoint has optimizers too
     expected = flat_tensors(tensors, groups)
     found = {name: tensor for name, tensor in flat.items() if name in expected or not _is_of(name, others)}
+    if found.keys() == flat_tensors(tensors, policy_groups(trainer)).keys() != expected.keys():
+        raise PolicyError(
+            f"{file} has the policy alone, as `pearl export` and KeepBest write it, without the other networks of "
+            f"{type(trainer).__name__}. Name the folder of the run, or its weights.safetensors."
+        )
     if differences := list(_differences(expected, found)):
         raise PolicyError(
             f"The weights in {file} are those of other networks than {type(trainer).__name__}'s: "
