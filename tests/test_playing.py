@@ -144,6 +144,19 @@ def test_arguments_of_the_environment_and_modules_that_register_it(
         assert f"Error: {option}" in done.output
 
 
+def test_arguments_that_are_not_given_are_those_of_the_run(tmp_path: Path) -> None:
+    env = gym.make("CartPole-v1")
+    case = (WideDQN, env.observation_space, env.action_space)
+    run = run_folder(
+        tmp_path, case, env="CartPole-v1", edit=lambda content: content["env_kwargs"].update(max_episode_steps=3)
+    )
+    given = ("--env-kwarg", "sutton_barto_reward=true", "--episodes", 2, "--json")
+    done = command("evaluate", run, *given)
+    assert [json.loads(done.stdout)[name] for name in ("lengths", "returns")] == [[3, 3], [0.0, 0.0]]
+    done = command("evaluate", run, *given, "--env", "ShortCartPole-v0")
+    assert json.loads(done.stdout)["lengths"] == [5, 5]
+
+
 def test_a_trainer_class_may_be_named(run: Path) -> None:
     assert command("evaluate", run, "--trainer", "policies:WideDQN", "--episodes", 1).exit_code == 0
     for text, message in (("policies", "must be MODULE:CLASS"), ("policies:Absent", "has no class Absent")):

@@ -50,7 +50,11 @@ _NoWrappers: TypeAlias = Annotated[
 ]
 _EnvKwargs: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--env-kwarg", metavar="NAME=VALUE", help="An argument of the environment; may be repeated."),
+    typer.Option(
+        "--env-kwarg",
+        metavar="NAME=VALUE",
+        help="An argument of the environment; may be repeated. Others are those of the run.",
+    ),
 ]
 _Seed: TypeAlias = Annotated[int, typer.Option(min=0, help="Seed of episodes and stochastic actions.")]
 _Stochastic: TypeAlias = Annotated[
@@ -100,7 +104,7 @@ def _evaluate(
         found = evaluate_policy(
             policy,
             _environment(env),
-            env_kwargs=_env_kwargs(env_kwarg),
+            env_kwargs=_env_kwargs(env_kwarg, policy, env, no_wrappers),
             wrappers=not no_wrappers,
             episodes=episodes,
             seed=seed,
@@ -161,7 +165,7 @@ def _enjoy(
     watched = watch_policy(
         policy,
         _environment(env),
-        env_kwargs=_env_kwargs(env_kwarg),
+        env_kwargs=_env_kwargs(env_kwarg, policy, env, no_wrappers),
         wrappers=not no_wrappers,
         episodes=episodes,
         seed=seed,
@@ -256,10 +260,15 @@ def _environment(text: str | None) -> Any:
     return found
 
 
-def _env_kwargs(arguments: list[str] | None) -> dict[str, Any] | None:
+def _env_kwargs(
+    arguments: list[str] | None, policy: SavedPolicy, env: str | None, no_wrappers: bool
+) -> dict[str, Any] | None:
+    """The arguments given, with those others of the run that it would get without any; None if none is given."""
+    from pearl.policy.playing import kwargs_of_run
+
     if not arguments:
         return None
-    found = {}
+    found = dict(kwargs_of_run(policy, _environment(env), wrappers=not no_wrappers))
     for argument in arguments:
         name, equals, text = argument.partition("=")
         if not equals or not name.isidentifier():

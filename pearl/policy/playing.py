@@ -21,7 +21,7 @@ from pearl.policy.loading import import_module_of
 from pearl.policy.saved import SavedPolicy
 from pearl.runtime.evaluation import MOST_ENVS, Evaluation, EvaluationEnvs, play
 from pearl.runtime.options import Options
-from pearl.spec import ACTION_MASK, ActorSpec
+from pearl.spec import ACTION_MASK, ActorSpec, VectorizationName
 
 AnyEnv: TypeAlias = "str | Callable[..., gym.Env[Any, Any]]"
 
@@ -55,7 +55,7 @@ def evaluate_policy(
     `env` is a registered name, or a class or function that makes an environment. With `wrappers`, the environment is
     prepared as the run's were: by the wrappers of `set_wrappers`, which are imported by their names, and by the frame
     preprocessing of the vector that the Actors stepped ("atari", "envpool"). What made the run's environments is
-    imported by its name, too; nothing is unpickled.
+    imported by its name, too; nothing is unpickled. `env_kwargs` take the place of all the run's.
 
     Raises PolicyError if the spaces of `env` are not those of the policy, or what made or wrapped the run's
     environments cannot be imported, EnvError if `env` is unknown or fails.
@@ -230,13 +230,9 @@ def _chosen(policy: SavedPolicy, env: AnyEnv | None, env_kwargs: Mapping[str, An
     makes: AnyEnv = policy.env if env is None else env
     if own and (maker := made.load_maker(run)) is not None:
         makes = maker
-    kind = made.vectorization if wrappers else "sync"
-    if not isinstance(makes, str) and not VECTORIZATIONS[kind].steps_singles:
-        kind = "sync"
-    # Of a vector that prepares observations, the arguments say how; by itself, the environment does not know them.
-    kept = VECTORIZATIONS[kind].prepares if VECTORIZATIONS[made.vectorization].prepares else own
+    kind = _vectorization(policy, makes, wrappers)
     if env_kwargs is None:
-        env_kwargs = policy.description.env_kwargs if kept else {}
+        env_kwargs = kwargs_of_run(policy, env, wrappers)
     module = policy.description.trainer.module
     is_named = isinstance(makes, str) and not VECTORIZATIONS[kind].prepares
     if own and is_named and makes not in gym.registry and module.partition(".")[0] != "pearl":
@@ -244,6 +240,21 @@ def _chosen(policy: SavedPolicy, env: AnyEnv | None, env_kwargs: Mapping[str, An
         import_module_of(policy.description, run, advice)
     wrapped = made.load_wrappers(run) if wrappers else ()
     return ActorSpec(makes, env_kwargs=dict(env_kwargs), wrappers=wrapped, vectorization=kind)
+
+
+def _vectorization(policy: SavedPolicy, makes: AnyEnv, wrappers: bool) -> VectorizationName:
+    kind = policy.description.made.vectorization if wrappers else "sync"
+    return kind if isinstance(makes, str) or VECTORIZATIONS[kind].steps_singles else "sync"
+
+
+def kwargs_of_run(policy: SavedPolicy, env: AnyEnv | None, wrappers: bool) -> Mapping[str, Any]:
+    """The run's arguments of the environment, as far as they are ones of `env`."""
+    # Of a vector that prepares observations, the arguments say how; by itself, the environment does not know them.
+    if VECTORIZATIONS[policy.description.made.vectorization].prepares:
+        kept = VECTORIZATIONS[_vectorization(policy, policy.env if env is None else env, wrappers)].prepares
+    else:
+        kept = env is None or env == policy.env
+    return policy.description.env_kwargs if kept else {}
 
 
 def _check_spaces(policy: SavedPolicy, name: str, env: gym.Env[Any, Any]) -> None:
