@@ -285,13 +285,15 @@ def test_wandb_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         logger.on_step(seen)  # type: ignore[arg-type]
     seen.env_steps = 9
     logger.on_evaluation(seen, "last and best", evaluated(4.0))  # type: ignore[arg-type]
+    seen.env_steps = 12
     logger.on_end(seen)  # type: ignore[arg-type]
-    options, first, second, end = log
+    options, first, second, last, end = log
     assert (options["project"], options["name"], options["mode"]) == ("p", tmp_path.name, "offline")
     assert options["config"] == seen.config
     assert first == {"eps": 5.0, "env_steps": 0}
     scores = {"evaluation/last_and_best": 4.0, "evaluation/last_and_best_std": 1.0}
     assert second == {"eps": 5.0, "env_steps": 9, **scores}
+    assert last == {"eps": 5.0, "env_steps": 12}
     assert end == "finished"
     again = WandbLogger()
     again.load_state_dict(logger.state_dict())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class _Logger(Callback):
-    """Sends the numbers of `progress.csv` every `every_s` seconds, and each evaluation."""
+    """Sends the numbers of `progress.csv` every `every_s` seconds and at the end, and each evaluation."""
 
     every_s: float = 5.0
     _next: float = field(default=0.0, init=False, repr=False)
@@ -90,8 +90,9 @@ class WandbLogger(_Logger):
         self._run.log({**values, "env_steps": step})
 
     def on_end(self, run: RunContext) -> None:
-        """Finish the run there."""
+        """Send the last numbers, and finish the run there."""
         if self._run is not None:
+            self._send(run, _finite(run.scalars()), run.env_steps)
             self._run.summary["stopped"] = run.stopped
             self._run.finish()
 
@@ -142,8 +143,9 @@ class MLflowLogger(_Logger):
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def on_end(self, run: RunContext) -> None:
-        """Finish the run there."""
+        """Send the last numbers, and finish the run there."""
         if self._client is not None:
+            self._send(run, _finite(run.scalars()), run.env_steps)
             self._client.set_tag(self._run_id, "stopped", run.stopped)
             self._client.set_terminated(self._run_id)
 
