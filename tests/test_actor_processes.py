@@ -95,6 +95,14 @@ def test_a_child_that_the_environment_forked_does_not_hide_a_death(
     until(lambda: len(queues[0]))
 
 
+def test_a_thread_of_the_environment_does_not_hide_a_failure(group: Group, caplog: pytest.LogCaptureFixture) -> None:
+    actors, _ = group("fails with a thread")
+    until(lambda: actors.restarts == 1, lambda: actors.check(0))
+    (told,) = caplog.messages
+    assert "actor-0 died (exit code 1)" in told
+    assert "the feed is lost" in told
+
+
 def test_a_real_time_signal_is_named(group: Group, caplog: pytest.LogCaptureFixture) -> None:
     actors, _ = group("real-time signal")
     until(lambda: actors.restarts == 1, lambda: actors.check(0))

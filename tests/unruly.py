@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -63,6 +64,9 @@ class Unruly(gym.Env[np.ndarray, np.int64]):
             return
         if self._fate == "fails at length":
             raise ValueError(LONG_MESSAGE)
+        if self._fate == "fails with a thread":
+            threading.Thread(target=time.sleep, args=(600,)).start()
+            raise ValueError("the feed is lost")
         if self._fate == "forks":
             if (pid := os.fork()) == 0:
                 time.sleep(600)

@@ -13,6 +13,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -264,6 +265,10 @@ class _Start:
         os.close(parent_sentinel)
         try:
             self._target(*self._args)
+        except SystemExit:  # it failed: no thread of the environment may delay that
+            _end_children()
+            _end_despite_threads()
+            raise
         finally:
             _end_children()
         return 0
@@ -279,3 +284,16 @@ def _end_children() -> None:
         child.join(max(0.0, deadline - time.monotonic()))
         if child.is_alive():
             child.kill()
+
+
+def _end_despite_threads() -> None:
+    """End a process that failed with code 1 if threads that Python would wait for do not end soon."""
+    deadline = time.monotonic() + _LONGEST_PARTING_S
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                for stream in (sys.stdout, sys.stderr):
+                    with contextlib.suppress(AttributeError, OSError, ValueError):  # the environment closed it
+                        stream.flush()
+                os._exit(1)
