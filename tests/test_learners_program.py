@@ -332,6 +332,17 @@ def test_ctrl_c_saves_the_banks_and_resume_goes_on(program: Path, tmp_path: Path
     assert "learners: this program has 4, each with a bank; the checkpoint has 2, each with a bank" in output
 
 
+def test_learners_that_cannot_write_their_banks_cost_these_only(program: Path, tmp_path: Path) -> None:
+    (tmp_path / ".learners").touch()  # no folder can be made there, as on a full disk
+    code, output = run(program, *QUIET, "--run-dir", str(tmp_path))
+    assert code == 0, output
+    assert "has the newest average, and without Learner 0, 1" in output
+    assert (tmp_path / "weights.safetensors").exists()
+    found = stored(tmp_path)
+    assert found["counters"]["gradient_steps"] > 0
+    assert not [name for name in found["counters"] if name.startswith("learner-")]
+
+
 @pytest.mark.slow
 def test_a_killed_program_resumes_from_a_checkpoint_of_the_running_learners(overlapped: Path, tmp_path: Path) -> None:
     program = overlapped

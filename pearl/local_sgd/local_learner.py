@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -511,10 +512,12 @@ class _LearnerProcess:
             return
         while self._take():
             pass
+        folder = states / str(self._shared.rank)
         try:
-            write_state(states / str(self._shared.rank), *self._local.state(), self._shared.report.beat)
+            write_state(folder, *self._local.state(), self._shared.report.beat)
         except (OSError, CheckpointError) as error:
             self._saved = -number
+            shutil.rmtree(folder, ignore_errors=True)  # a full disk needs the room
             self._shared.report.fail(str(error))
         else:
             self._saved = number

@@ -63,6 +63,7 @@ class LearnerProcesses(LearnerSide):
         self.make_learner = setup.make_learner
         # Whether the Learners write their states when they stop; set when the run ends without an error.
         self.keeps_states = False
+        self._named_lost: list[str] = []
         self.restarts = 0
 
     @property
@@ -189,29 +190,29 @@ class LearnerProcesses(LearnerSide):
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def states(self) -> list[tuple[Arrays, Scalars] | None]:
-        """The state of each Learner, by rank, now or when it stopped; None for one that died meanwhile.
+        """The state of each Learner, by rank, now or when it stopped; None for one that died or could not write it.
 
         Arrays are maps of files in the run folder, which stay until the next call or `clean_up`.
         """
+        folder = self._folder / "states"
         if not self._has_stopped:
             try:
                 folder = self.group.save()
             except (LearnerError, ClusterError) as error:  # `check` ends the run with it
                 raise CheckpointWriteError(f"The Learners cannot write their states. {error}") from error
-        else:
-            folder = self._folder / "states"
-            if failures := [p for p in self.group.progress if p.saved < 0]:
-                raise CheckpointWriteError(
-                    f"{len(failures)} of {self.setup.spec.learners} Learners could not write their states to {folder}. "
-                    "Free space, or choose another folder with --run-dir."
-                )
-        found = [read_state(folder / str(rank)) for rank in range(self.setup.spec.learners)]
-        if lost := [str(rank) for rank, state in enumerate(found) if state is None]:
+        # A Learner that has stopped cannot write again: what it could not write is lost, but not the newest average.
+        found = [
+            read_state(folder / str(rank)) if progress.saved >= 0 else None
+            for rank, progress in enumerate(self.group.progress)
+        ]
+        lost = [str(rank) for rank, state in enumerate(found) if state is None]
+        if lost and lost != self._named_lost:  # a checkpoint may be tried several times
             logger.warning(
                 "The checkpoint has the newest average, and without Learner %s: its transitions and the state of its "
                 "optimizers are lost. A run that resumes it collects them again.",
                 ", ".join(lost),
             )
+        self._named_lost = lost
         return found
 
     def begin_with(self, states: Mapping[int, tuple[Mapping[str, np.ndarray], Mapping[str, Any]]]) -> None:
