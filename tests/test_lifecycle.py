@@ -268,6 +268,28 @@ def test_a_run_outlives_a_locked_checkpoint_folder_and_a_run_folder_that_goes(pr
     assert (tmp_path / "moved" / "episodes.csv").exists()
 
 
+def test_a_run_that_can_save_nothing_names_no_checkpoint(program: Path, tmp_path: Path) -> None:
+    end = "        return session.finish()\n"
+    full = edited(
+        program,
+        tmp_path,
+        end,
+        f"""        from pearl.errors import CheckpointError
+
+        def save_last(**options):
+            raise CheckpointError("The disk is full.")
+
+        session._saver.save_last = save_last
+        (options.run_dir / "summary.json").mkdir()
+{end}""",
+    )
+    code, output = run(full, "--timesteps", "150", "--eval-episodes", "0", "--run-dir", str(tmp_path / "run"))
+    assert code == 1
+    assert "Weights and summary cannot be written" in output
+    assert "No checkpoint has them." in output
+    assert output.endswith("Error: The disk is full.\n")
+
+
 @pytest.mark.slow
 def test_a_run_whose_folder_another_took_keeps_its_state_elsewhere(
     program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

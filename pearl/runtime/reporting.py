@@ -347,8 +347,11 @@ class Reporter:
         began, done = process_started(), self._rate.first_end
         return None if began is None or done is None else done - began
 
-    def leave(self, evaluator: Evaluator, summary: Mapping[str, object], checkpoint: Path) -> str:
-        """Write weights and summary; return an error text, after a warning, or "" on success."""
+    def leave(self, evaluator: Evaluator, summary: Mapping[str, object], checkpoint: Path | None) -> str:
+        """Write weights and summary; return an error text, after a warning, or "" on success.
+
+        `checkpoint` is the one that has these weights, too; None if it could not be written.
+        """
         directory = self._options.run_dir
         try:
             if (refused := self._folder.error(directory)) is not None:
@@ -357,7 +360,8 @@ class Reporter:
             write_summary(directory / "summary.json", summary)
         except (OSError, ConfigurationError) as error:
             unwritten = f"Weights and summary cannot be written to {directory}: {str(error).rstrip('.')}."
-            logger.warning("%s The checkpoint %s has the weights.", unwritten, checkpoint)
+            kept = "No checkpoint has them." if checkpoint is None else f"The checkpoint {checkpoint} has the weights."
+            logger.warning("%s %s", unwritten, kept)
             return unwritten
         return ""
 

@@ -729,7 +729,7 @@ class Run(abc.ABC):
         )
         summary |= self._evaluator.summary()
         # Weights and summary first: whatever happens in the evaluation, they are there.
-        unwritten = report.leave(self._evaluator, summary, self._saved[2])
+        unwritten = report.leave(self._evaluator, summary, self._saved[2] if self._is_saved() else None)
         if unsaved is not None:
             raise unsaved
         if self.options.eval_episodes and not self._interrupted():
@@ -750,8 +750,8 @@ class Run(abc.ABC):
         """Write the last checkpoint, if it is not there; the error if it cannot be written to its folder."""
         if isinstance(self._supervisor.failure, CheckpointError):
             return None
-        *saved, checkpoint = self._saved
-        if saved != [self.counters.env_steps, self.counters.gradient_steps]:
+        checkpoint = self._saved[2]
+        if not self._is_saved():
             try:
                 checkpoint = self._saver.save_last(hurried=self._supervisor.signalled)
             except CheckpointError as error:
@@ -759,6 +759,10 @@ class Run(abc.ABC):
             self._callbacks.call("on_checkpoint", checkpoint)
         self.report.say(f"Checkpoint:     {checkpoint}")
         return None
+
+    def _is_saved(self) -> bool:
+        """Whether the newest checkpoint, perhaps in a temporary folder, has the present state."""
+        return self._saved[:2] == (self.counters.env_steps, self.counters.gradient_steps)
 
     def _warn_of_no_training(self) -> None:
         if self.counters.gradient_steps == self._steps_before and not self._supervisor.signalled:
