@@ -165,6 +165,28 @@ def test_ctrl_c_during_imports_is_one_line(program: Path, tmp_path: Path) -> Non
         assert started.output == "importing\nInterrupted.\n"
 
 
+def test_a_thread_that_an_environment_left_is_named() -> None:
+    code = """
+import concurrent.futures, threading, time
+from pearl.runtime.entry import begin_program, run_program
+
+begin_program()
+def main():
+    threading.Thread(target=time.sleep, args=(600,), name="feed").start()
+    concurrent.futures.ThreadPoolExecutor(1).submit(abs, -1).result()  # Python ends its thread
+    return 0
+run_program(main)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as program:
+        assert program.stderr is not None
+        assert program.stderr.readline() == (
+            "The run is over. Python waits for threads that an environment or a callback started: feed. "
+            "Ctrl-C ends them.\n"
+        )
+        program.send_signal(signal.SIGINT)
+        assert program.wait(30) == 130
+
+
 # --- output that nobody reads ---------------------------------------------------------------------------------------
 
 

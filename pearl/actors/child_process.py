@@ -13,7 +13,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -24,6 +23,7 @@ from typing import Any, Protocol
 from pearl import _native
 from pearl.actors.waiting import HOSTS_SIGNALS, take_waiting
 from pearl.ipc.shared_buffer import SharedBuffer
+from pearl.lingering_threads import watch_lingering
 from pearl.standard_streams import keep_standard_streams
 
 _PROGRAM = ("init_main_from_name", "init_main_from_path")
@@ -266,8 +266,7 @@ class _Start:
         try:
             self._target(*self._args)
         except SystemExit:  # it failed: no thread of the environment may delay that
-            _end_children()
-            _end_despite_threads()
+            watch_lingering(_end_despite)
             raise
         finally:
             _end_children()
@@ -286,14 +285,8 @@ def _end_children() -> None:
             child.kill()
 
 
-def _end_despite_threads() -> None:
-    """End a process that failed with code 1 if threads that Python would wait for do not end soon."""
-    deadline = time.monotonic() + _LONGEST_PARTING_S
-    for thread in threading.enumerate():
-        if not thread.daemon and thread is not threading.current_thread():
-            thread.join(max(0.0, deadline - time.monotonic()))
-            if thread.is_alive():
-                for stream in (sys.stdout, sys.stderr):
-                    with contextlib.suppress(AttributeError, OSError, ValueError):  # the environment closed it
-                        stream.flush()
-                os._exit(1)
+def _end_despite(threads: list[str]) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # the environment closed it
+            stream.flush()
+    os._exit(1)

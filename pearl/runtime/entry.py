@@ -19,6 +19,7 @@ from types import FrameType, TracebackType
 from pearl.actors.waiting import start_waiting
 from pearl.error_place import described
 from pearl.errors import PearlError
+from pearl.lingering_threads import watch_lingering
 from pearl.process_limits import check_address_space, limit_reached
 from pearl.runtime.recomposition import RecompositionDueError, compose_again
 from pearl.standard_streams import keep_standard_streams
@@ -100,6 +101,7 @@ def run_program(main: Callable[[], int]) -> None:
     # Only Python's own shutdown is left: let Ctrl-C end it at once.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end_at_once)
+    watch_lingering(_name_threads)
     sys.exit(code)
 
 
@@ -117,6 +119,15 @@ def _failed(message: str) -> int:
         traceback.print_exc()
     print(f"Error: {message}", file=sys.stderr)
     return 1
+
+
+def _name_threads(names: list[str]) -> None:
+    print(
+        f"The run is over. Python waits for threads that an environment or a callback started: {', '.join(names)}. "
+        "Ctrl-C ends them.",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _tell_limit(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
