@@ -342,8 +342,8 @@ class _Search:
         return StorageOption(name, traffic, moving, float(crossing), gather_us / speed, store_us / speed)
 
     def _storage_failed(self, name: str) -> bool:
-        """Whether the matrix says why the device has no Data Storage."""
-        cell = self.matrix[name].storage if name in self.matrix.devices else NOT_MEASURED
+        """Whether the matrix says why a device of a pair, which has a row, has no Data Storage."""
+        cell = self.matrix[name].storage
         return isinstance(cell, MissingCell) and cell != NOT_MEASURED
 
     def _storage_us(self, name: str, batch_bytes: int) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from composer.algorithm1 import place
 from composer.contention import CoreSharing
 from composer.matrix import (
+    NOT_MEASURED,
     AssignmentMatrix,
     LearnerCell,
     MatrixRow,
@@ -29,6 +30,7 @@ from composer.placement import Placement, WholeIteration
 from composer.platform import Platform
 from pearl.devices import Connection, Device
 from pearl.errors import ConfigurationError, PlacementError
+from pearl.spec import LearnersSpec
 
 BATCH, TRANSITION, ACTORS, ENVS = 64, 52, 4, 8
 Times = tuple[float, float, float, float]
@@ -170,6 +172,22 @@ def test_the_data_storage_has_the_least_traffic_of_the_three(server: tuple[Assig
     traffic = storage_traffic(platform, placement.replay_manager, placement.learner)
     assert placement.storage_option.traffic_us == pytest.approx(min(traffic.values()))
     assert {option.device for option in placement.chosen.storage} == set(traffic)
+
+
+def test_traffic_counts_what_crosses_between_devices() -> None:
+    messages, inserted = BATCH * 16, ACTORS * ENVS * 16
+    collected, indices = ACTORS * ENVS * TRANSITION, BATCH * 8
+    placement = run(MATRIX, SERVER)
+    for pair, storage, expected in (
+        (("cpu0", "cpu0"), "cpu0", 0),
+        (("gpu0", "gpu0"), "gpu0", inserted + collected),
+        (("cpu0", "gpu0"), "gpu0", 2 * messages + collected + indices),
+        (("fpga0", "cpu0"), "cpu0", 2 * messages + inserted + indices),
+        (("fpga0", "gpu0"), "gpu0", 2 * messages + inserted + collected + indices),
+    ):
+        (found,) = (candidate for candidate in placement.candidates if candidate.pair == pair)
+        assert found.storage[0].device == storage
+        assert found.traffic_bytes == expected
 
 
 def test_terms_of_the_choice_and_the_prediction() -> None:
@@ -316,6 +334,37 @@ def test_the_gather_is_counted_once_wherever_the_data_storage_is(delay: int) -> 
             assert sum("gathering the batch" in stage for stage in stages) == 2
             assert placement.t_itr_us == pytest.approx(max(sum(stage.values()) for stage in stages))
             assert Placement.from_json(placement.to_json()).t_itr_us == placement.t_itr_us
+
+
+def test_the_data_storage_can_be_where_it_was_not_measured_but_not_where_it_failed() -> None:
+    unmeasured, failed = (
+        dataclasses.replace(MATRIX.rows[1], storage=cell) for cell in (NOT_MEASURED, MissingCell("no room"))
+    )
+    for row, expected in ((unmeasured, {"gpu0", "cpu0"}), (failed, {"cpu0"})):
+        placement = run(AssignmentMatrix((MATRIX.rows[0], row)), SERVER)
+        chosen = placement.with_choice(replay_manager="cpu0", learner="gpu0").chosen
+        assert {option.device for option in chosen.storage} == expected
+
+
+def test_a_step_of_several_learners_is_stretched_as_a_whole_and_has_its_share_of_an_average() -> None:
+    storage = StorageCell(Measurement.modelled(8.0), Measurement.modelled(2.0))
+    placement = place(
+        AssignmentMatrix((modelled_row("cpu0", (6, 4, 10, 100), storage=storage),)),
+        Platform((CPU,), ()),
+        batch_size=BATCH,
+        transition_bytes=TRANSITION,
+        actor_count=ACTORS,
+        learners=LearnersSpec(2, average_every=4),
+        average_us=60.0,
+        stretch=1.25,
+        core_speed=0.5,
+    )
+    terms = placement.terms
+    found = (terms.sample_us, terms.insert_us, terms.update_us, terms.learner_us, terms.gather_us, terms.store_us)
+    assert found == (12.0, 8.0, 20.0, 200.0, 16.0, 4.0)
+    assert terms.average_us == 60.0 / 4
+    assert terms.waiting_us == 0.25 * (12 + 16 + 200 + 20)
+    assert (placement.learner_count, placement.average_every) == (2, 4)
 
 
 def test_a_joined_pair_has_no_messages_and_pays_insertion_in_full() -> None:
