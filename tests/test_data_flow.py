@@ -10,13 +10,16 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from trainers import Counting, OwnTrainer
 
 from pearl.actors.actor import message_rows
 from pearl.algorithms import Batch
+from pearl.algorithms.trainer import transition_of
 from pearl.errors import ConfigurationError, DeviceError
 from pearl.learner.torch_learner import TorchLearner
 from pearl.replay import ReplayRequestQueue, make_replay_manager
+from pearl.replay.storage import DataStorage
 from pearl.runtime import (
     AssignmentQueue,
     CollectionBuffer,
@@ -30,6 +33,8 @@ from pearl.runtime import (
     WeightSyncQueue,
 )
 from pearl.runtime.data_flow import DataFlow, OffPolicy
+from pearl.runtime.flow_control import FlowControl
+from pearl.runtime.rate import StepRate
 from pearl.runtime.run_state import Counters
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec
 
@@ -214,6 +219,180 @@ def test_off_policy_inserts_a_full_buffer_or_waiting_data() -> None:
     assert flow.insertion_wanted(flow.insertion_rows, 0.0)
     assert not flow.insertion_wanted(flow.insertion_rows - 1, 0.0)
     assert flow.insertion_wanted(1, 1.0)
+
+
+# --- the rules that every flow must respect ---------------------------------------------------------------------------
+
+
+class Fixed(OffPolicy):
+    """Allows what it is told to; notes what was collected."""
+
+    def __init__(self) -> None:
+        self.batches, self.collects, self.wants = 0, True, True
+        self.noted: list[tuple[int, int]] = []
+
+    def batches_allowed(self) -> int:
+        return self.batches
+
+    def collection_allowed(self) -> bool:
+        return self.collects
+
+    def insertion_wanted(self, rows: int, age_s: float) -> bool:
+        return self.wants
+
+    def collected(self, rows: int, policy_version: int) -> None:
+        self.noted.append((rows, policy_version))
+
+
+class Flow:
+    """A FlowControl on a storage of 100 slots, of which 0 is the next; a clock that stands still; an empty buffer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, delay: int = 0, serial: bool = False) -> None:
+        self.now = 100.0
+        monkeypatch.setattr("pearl.runtime.rate.time.monotonic", lambda: self.now)
+        self.counters, self.rate, self.rules = Counters(), StepRate(), Fixed()
+        transition = transition_of(Recording, spaces.Box(0, 1, (1,)), spaces.Discrete(2))
+        storage = DataStorage(transition, 100)
+        self.buffer = CollectionBuffer(transition, 8, 8)
+        self.control = FlowControl(
+            self.counters, self.rules, storage, self.rate, batch_size=4, update_delay=delay, serial=serial
+        )
+
+    def sample(self, batch: int, *slots: int) -> None:
+        self.control.sampling()
+        self.control.sampled(batch, np.array(slots))
+
+
+def test_sampling_runs_ahead_by_the_delay_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = Flow(monkeypatch, delay=1)
+    control, rules = flow.control, flow.rules
+    assert not control.may_sample(), "the flow allows no batch"
+    rules.batches = 1
+    assert control.may_sample()
+    control.sampling()
+    rules.batches = 9
+    assert not control.may_sample(), "a request is under way"
+    control.sampled(0, np.array([50]))
+    rules.batches = 1
+    assert not control.may_sample(), "those that are allowed include those in flight"
+    rules.batches = 2
+    assert control.may_sample()
+    flow.sample(1, 60)
+    rules.batches = 9
+    assert not control.may_sample(), "one batch, and one ahead of it"
+    control.trained(1, 0)
+    assert control.may_sample()
+    for name in ("draining", "held"):
+        setattr(control, name, True)
+        assert not control.may_sample()
+        setattr(control, name, False)
+    assert (flow.counters.gradient_steps, flow.counters.samples) == (1, 4)
+
+
+def test_an_insertion_waits_for_batches_of_its_slots_and_sampling_then_for_a_full_buffer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flow = Flow(monkeypatch, delay=3)
+    control, buffer = flow.control, flow.buffer
+    flow.rules.batches = 9
+    assert not control.insertion_due(buffer), "there is nothing"
+    buffer.count = 7
+    control.sampling()
+    assert not control.insertion_due(buffer), "a sampling under way may return any slot"
+    control.sampled(0, np.array([7]))
+    assert control.insertion_due(buffer), "slots 0 to 6"
+    buffer.count = 8
+    assert not control.insertion_due(buffer)
+    assert not control.may_sample(), "more batches could delay a full buffer forever"
+    control.trained(1, 0)
+    assert control.insertion_due(buffer)
+    assert control.may_sample()
+    flow.rules.wants = False
+    assert not control.insertion_due(buffer)
+    control.draining = True
+    assert control.insertion_due(buffer)
+
+
+def test_messages_are_taken_where_the_flow_allows_and_the_buffer_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = Flow(monkeypatch)
+    control, buffer = flow.control, flow.buffer
+    assert control.wants_data(buffer)
+    flow.rules.collects = False
+    assert not control.wants_data(buffer)
+    control.held = True
+    assert control.wants_data(buffer), "while training is held"
+    buffer.count = 8
+    assert not control.wants_data(buffer)
+    buffer.count, control.draining = 0, True
+    assert not control.wants_data(buffer)
+    assert not control.has_progressed()
+    control.collected(5, 6, 3)
+    assert control.has_progressed()
+    assert not control.has_progressed()
+    assert flow.rules.noted == [(5, 3)]
+    assert (flow.counters.collected, flow.counters.env_steps, flow.counters.stored) == (5, 6, 0)
+    assert not control.idle
+    control.inserted()
+    assert control.idle
+    assert flow.counters.stored == 5
+
+
+def test_setting_2_is_granted_what_the_flow_allows_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = Flow(monkeypatch)
+    control = flow.control
+    assert control.iterations_to_grant() == 0
+    flow.rules.batches = 9
+    assert control.iterations_to_grant() == 1, "their speed is not known yet"
+    control.granted(1)
+    assert control.iterations_to_grant() == 0, "one is under way"
+    flow.now += 0.005
+    control.trained(1)
+    assert control.iterations_to_grant() == 4, "20 ms"
+    flow.rules.batches = 3
+    assert control.iterations_to_grant() == 3
+    for name in ("draining", "held"):
+        setattr(control, name, True)
+        assert control.iterations_to_grant() == 0
+        setattr(control, name, False)
+    control.granted(3)
+    control.trained(3, gradient_steps=7, samples=5)
+    assert (flow.counters.gradient_steps, flow.counters.samples) == (8, 9)
+    serial = Flow(monkeypatch, serial=True)
+    serial.rules.batches = 9
+    serial.rate.started()
+    serial.now += 0.005
+    serial.rate.trained(1, idle=True)
+    assert serial.control.iterations_to_grant() == 1
+
+
+def test_the_clock_of_training_stops_while_nothing_is_under_way_and_nothing_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flow = Flow(monkeypatch, delay=1)
+    control, rate = flow.control, flow.rate
+
+    def train(batch: int) -> float:
+        flow.now += 1.0
+        control.trained(1, batch)
+        flow.now += 10.0  # until the next batch
+        return rate.busy_s
+
+    flow.sample(0, 1)
+    flow.sample(1, 2)
+    assert train(0) == 1.0
+    assert train(1) == 12.0, "the second batch was under way"
+    flow.sample(2, 1)
+    assert train(2) == 13.0, "it waited for data"
+    flow.rules.batches = 1
+    flow.sample(3, 1)
+    assert train(3) == 14.0
+    flow.sample(4, 1)
+    assert train(4) == 25.0, "it could have been sampled at once"
+    control.draining = True
+    flow.sample(5, 1)
+    assert train(5) == 36.0
+    flow.sample(6, 1)
+    assert train(6) == 37.0, "while the run drains, nothing may begin"
 
 
 def test_the_iteration_of_setting_1_is_written_once() -> None:
