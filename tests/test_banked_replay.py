@@ -183,6 +183,21 @@ def test_slots_are_spread_as_asked(spread, expected):
     assert replay.statistics().inserts == 5
 
 
+def test_statistics_are_those_of_all_banks():
+    replay = filled()
+    replay.insert([0, 3, 6, 9, 1], [1.0, 2.0, 4.0, 8.0, 16.0])  # four rows of bank 0, one of bank 1
+    drawn, each = replay.sample(BATCH), CAPACITY // BANKS
+    found, banks = replay.statistics(), [bank.statistics() for bank in replay._banks]
+    ages = np.repeat([each + 4, each + 1, each], BATCH // BANKS) - drawn.generations.astype(np.int64)
+    assert (found.age_mean, found.age_max) == (BANKS * ages.mean(), BANKS * ages.max())
+    assert (found.filled, found.inserts, found.samples) == (CAPACITY, CAPACITY + 5, BATCH)
+    assert found.samples_per_item == BATCH / CAPACITY
+    assert found.max_priority == 16.0
+    assert (found.total, found.scale) == (replay.total, replay.scale)
+    assert found.histogram == tuple(np.sum([bank.histogram for bank in banks], axis=0))
+    assert found.effective_sample_size == sum(bank.effective_sample_size for bank in banks) > 0
+
+
 def test_an_update_of_an_overwritten_slot_is_dropped_by_its_bank():
     replay = filled()
     drawn = replay.sample(BATCH)

@@ -31,6 +31,7 @@ from pearl.runtime import (
     Program,
     Session,
     WeightSyncQueue,
+    data_flow,
 )
 from pearl.runtime.data_flow import DataFlow, OffPolicy
 from pearl.runtime.flow_control import FlowControl
@@ -212,6 +213,24 @@ def test_off_policy_goes_by_replay_ratio_and_learning_starts() -> None:
     assert not flow.collection_allowed()  # it waits for training
     flow.set_replay_ratio(4.0)
     assert flow.checkpoint_allowed()
+
+
+def test_rollouts_are_handed_over_as_a_whole_and_have_the_ratio_that_was_trained() -> None:
+    flow: DataFlow = data_flow.OnPolicy(HORIZON, epochs=4)
+    counters = Counters()
+    flow.begin(counters)
+    assert flow.achieved_ratio == 0.0
+    assert not flow.insertion_wanted(HORIZON - 1, 1.0)
+    assert flow.insertion_wanted(HORIZON, 0.0)
+    assert "will not train: a rollout has 32 steps" in flow.training_absent(HORIZON - 1)
+    assert not flow.training_absent(HORIZON)
+    counters.env_steps = counters.stored = 2 * HORIZON
+    counters.samples = 3 * counters.stored  # a target_kl ended some epochs
+    assert flow.achieved_ratio == 3.0
+    assert not flow.training_absent(counters.env_steps + 1)
+    flow.set_replay_ratio(4.0)
+    with pytest.raises(ConfigurationError, match=r"trains 4 times \(epochs\).*found 2"):
+        flow.set_replay_ratio(2.0)
 
 
 def test_off_policy_inserts_a_full_buffer_or_waiting_data() -> None:

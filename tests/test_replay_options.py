@@ -194,8 +194,9 @@ def test_items_that_would_not_last_are_refused_before_anything_is_measured(tmp_p
 def test_items_last_at_the_largest_ratio_that_is_taken(mode: Any, replacement: bool, most: int) -> None:
     from pearl.replay import make_replay_manager
 
-    spec = ReplaySpec(600, mode=mode, replacement=replacement, max_times_sampled=most)
-    insertion, message, batch = 32, 20, 16
+    # Batches are large for the replay, so that a ratio that is a little too large runs out of items.
+    spec = ReplaySpec(300, mode=mode, replacement=replacement, max_times_sampled=most)
+    insertion, message, batch = 32, 20, 64
     train = TrainSpec(batch_size=batch, learning_starts=0)
 
     def fits(ratio: float) -> bool:

@@ -75,6 +75,10 @@ def test_moments_do_not_depend_on_the_blocks(blocks: list[list[float]]) -> None:
     np.testing.assert_allclose(merged.mean, numbers.mean(), rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(merged.squares, numbers.var() * len(numbers), rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(merged.flat, whole.flat, rtol=1e-6, atol=1e-6)
+    before = merged.flat.copy()
+    merged.add(np.empty(0))  # of a message of nothing but resets
+    merged.merge(Moments(()).flat)
+    np.testing.assert_array_equal(merged.flat, before)
 
 
 def messages_of(trainer_class: type, settings: dict[str, Any], count: int, n_step: int = 1) -> list[dict[str, Any]]:
