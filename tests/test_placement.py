@@ -268,6 +268,43 @@ def test_a_learner_on_the_actors_silicon_is_slower_beside_them() -> None:
         assert placement.with_choice(learner="cpu0").terms.learner_us == 300 + 80
 
 
+@pytest.mark.parametrize(
+    ("sharing", "step_us", "iteration_us"),
+    [  # of a step of 100 us on 1, 2 and 4 threads
+        (CoreSharing(4, 2, 30.0), (100, 100, 130), (100, 100, 130)),
+        (CoreSharing(4, 2, 300.0), (100, 100, 200), (300, 300, 400)),
+        (CoreSharing(4, 2, math.inf), (100, 100, 200), (100, 100, 100)),
+        (CoreSharing(4, 3, 30.0), (100, 130, 130), (100, 130, 130)),
+        (CoreSharing(4, 0, 30.0), (100, 100, 100), (100, 100, 100)),
+        (CoreSharing(2, 3, 80.0), (130, 180, 180), (130, 180, 180)),
+        (CoreSharing(1, 3, 30.0), (130, 130, 130), (130, 130, 130)),
+        (CoreSharing(1, 3, math.inf), (400, 200, 200), (100, 100, 100)),
+        (CoreSharing(4, 2, 30.0, learners=2), (100, 130, 130), (100, 130, 130)),
+        (CoreSharing(2, 2, 30.0, learners=3), (180, 130, 130), (180, 130, 130)),
+    ],
+    ids=repr,
+)
+def test_actors_and_learners_share_cores(
+    sharing: CoreSharing, step_us: tuple[int, ...], iteration_us: tuple[int, ...]
+) -> None:
+    assert tuple(sharing.step_us(100.0, threads) for threads in (1, 2, 4)) == step_us
+    assert tuple(sharing.iteration_us(100.0, threads) for threads in (1, 2, 4)) == iteration_us
+    for threads, paced in zip((1, 2, 4), iteration_us, strict=True):
+        fits = threads * sharing.learners + min(sharing.actors, sharing.cores) <= sharing.cores
+        assert sharing.rank(100.0, threads) == pytest.approx(paced * (1.0 if fits else 1.1))
+        assert sharing.keeps_up(100.0, threads) == (paced == sharing.collect_us)
+        assert sharing.has_idle_core(threads) == (threads * sharing.learners + sharing.actors < sharing.cores)
+
+
+def test_the_most_threads_leave_cores_to_actors_that_never_wait() -> None:
+    assert CoreSharing(8, 3, 30.0).most_threads == 8
+    assert CoreSharing(8, 3, math.inf).most_threads == 5
+    assert CoreSharing(8, 3, math.inf, learners=2).most_threads == 2
+    assert CoreSharing(8, 3, 30.0, learners=2, limit=3).most_threads == 3
+    assert CoreSharing(8, 3, 30.0, learners=4, limit=3).most_threads == 2
+    assert CoreSharing(2, 3, math.inf, learners=4).most_threads == 1
+
+
 def test_messages_through_the_host_are_part_of_setting_1_alone() -> None:
     inputs = {"batch_size": BATCH, "transition_bytes": TRANSITION, "actor_count": ACTORS, "priority_update_delay": 0}
     quiet, talking = (place(MATRIX, SERVER, **inputs, messages_us=messages_us) for messages_us in (0.0, 5000.0))
