@@ -135,6 +135,14 @@ def test_transitions_are_normalised_as_vecnormalize_does_with_the_statistics_of_
             np.testing.assert_array_equal(first["next_obs"][-1], second["obs"][0])
 
 
+@pytest.mark.parametrize("setting", BOTH)
+def test_one_of_both_leaves_the_other_as_it_is(setting: str) -> None:
+    raw, stored = (messages_of(TinyDQN, settings, 3) for settings in ({}, {setting: BOTH[setting]}))
+    changed = {"obs", "next_obs"} if setting == "normalize_observations" else {"reward"}
+    for before, after in zip(raw, stored, strict=True):
+        assert {name for name in before if not np.array_equal(before[name], after[name])} == changed
+
+
 def test_n_step_returns_are_of_scaled_rewards() -> None:
     (raw,), (stored,) = (messages_of(TinyDQN, settings, 1, n_step=3) for settings in ({}, BOTH))
     assert raw["reward"].max() > 10.0  # the first message has no statistics yet: only the clip applies
