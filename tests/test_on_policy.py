@@ -48,7 +48,7 @@ from pearl.algorithms import A2C, DQN, PPO, RecurrentPPO, make_trainer
 from pearl.backends.cpu.rollout_learner import NativeRolloutLearner
 from pearl.backends.sycl.device import sycl_availability
 from pearl.backends.sycl.selector import EMULATOR_SELECTOR
-from pearl.errors import ConfigurationError, EnvError, GenerationError, PlacementError, TrainerError
+from pearl.errors import CheckpointError, ConfigurationError, EnvError, GenerationError, PlacementError, TrainerError
 from pearl.ipc.queues import Bell
 from pearl.policy import evaluate_policy
 from pearl.rollout import NumpyGae, RunningStatistics, quantized
@@ -64,6 +64,7 @@ from pearl.runtime import (
     WeightSyncQueue,
 )
 from pearl.runtime.evaluation import evaluate
+from pearl.runtime.experience import RolloutExperience
 from pearl.runtime.rollout_session import samples_of
 from pearl.spec import ActorSpec, RolloutSpec, TrainSpec, check_minibatches
 
@@ -428,6 +429,33 @@ def test_dynamic_standardisation_remembers_and_resumes() -> None:
     other = RolloutPreparation(spec, 4, 0.9)
     other.load_state_dict(preparation.state_dict())
     assert other.report() == preparation.report()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("reward_count", -80, "a whole number of at least 0"),
+        ("reward_count", 240.5, "a whole number of at least 0"),
+        ("saturated_values", True, "a whole number of at least 0"),
+        ("reward_mean", math.nan, "a finite number"),
+        ("reward_mean", "0.5", "a finite number"),
+        ("reward_squares", math.inf, "a finite number of at least 0"),
+        ("reward_squares", -1.0, "a finite number of at least 0"),
+        ("returns", np.zeros(3), r"finite numbers of shape \(4,\)"),
+        ("returns", np.full(4, math.nan), r"finite numbers of shape \(4,\)"),
+        ("returns", None, r"finite numbers of shape \(4,\)"),
+    ],
+)
+def test_statistics_of_rewards_that_cannot_be_are_refused(name: str, value: Any, message: str) -> None:
+    preparation, _, _ = prepared(RolloutSpec(reward_standardization="dynamic"))
+    experience = RolloutExperience(preparation, lambda: 0)
+    arrays, scalars = experience.state()
+    experience.check(arrays, scalars, Path("here"))
+    assert all(experience.knows("arrays", key) for key in arrays | scalars)
+    of = arrays if f"rollout/{name}" in arrays else scalars
+    of[f"rollout/{name}"] = value
+    with pytest.raises(CheckpointError, match=f"rollout/{name} of the checkpoint in here must be {message}"):
+        experience.check(arrays, scalars, Path("here"))
 
 
 def test_eight_bits_take_a_quarter_of_the_memory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -175,15 +176,19 @@ class RolloutExperience:
         return name in {f"{_ROLLOUT}{key}" for key in self._preparation.state_dict()}
 
     def check(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, Any], where: Path) -> None:
-        """They have the names, types and shapes of this run's."""
+        """They have the names, types and shapes of this run's; counts and squares are at least 0."""
         found = {**part(arrays, _ROLLOUT), **part(scalars, _ROLLOUT)}
         for name, own in self._preparation.state_dict().items():
             value: Any = found.get(name)
+            least = 0.0 if name.endswith("squares") else -math.inf
             if isinstance(own, np.ndarray):
                 if not isinstance(value, np.ndarray) or value.shape != own.shape or not np.isfinite(value).all():
                     refuse(where, f"{_ROLLOUT}{name}", f"finite numbers of shape {own.shape}", value)
-            elif type(value) not in (int, float) or not np.isfinite(float(value)):
-                refuse(where, f"{_ROLLOUT}{name}", "a finite number", value)
+            elif type(own) is int:
+                saved_count(scalars, f"{_ROLLOUT}{name}", where)
+            elif type(value) is not float or not math.isfinite(value) or value < least:
+                at_least = "" if math.isinf(least) else " of at least 0"
+                refuse(where, f"{_ROLLOUT}{name}", f"a finite number{at_least}", value)
 
     def load(self, arrays: Mapping[str, np.ndarray], scalars: Mapping[str, Any], where: Path) -> None:
         """The statistics."""
