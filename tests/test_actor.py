@@ -467,6 +467,8 @@ def test_epsilon_falls_linearly_and_stays() -> None:
     schedule = EpsilonGreedy(1.0, 0.2, 100)
     assert [schedule.epsilon(s) for s in (0, 50, 100, 10_000)] == pytest.approx([1.0, 0.6, 0.2, 0.2])
     assert [EpsilonGreedy(1.0, 0.2, 0).epsilon(s) for s in (0, 1)] == pytest.approx([0.2, 0.2])
+    beyond = EpsilonGreedy(0.9, 0.2, 100, schedule=((0.0, 2.0), (1.0, 0.0)))
+    assert [beyond.epsilon(s) for s in (0, 50, 100)] == pytest.approx([1.0, 0.9, 0.2]), "a probability"
 
 
 def test_random_discrete_actions_come_as_often_as_epsilon_says() -> None:

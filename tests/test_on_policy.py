@@ -539,6 +539,29 @@ def test_composing_refuses_minibatches_of_one_normalised_advantage(tmp_path: Pat
 # --- the Learner's loop ---
 
 
+def test_a_buffer_has_the_environments_of_each_actor_next_to_each_other() -> None:
+    actors, horizon = ActorSpec("CartPole-v1", count=2, envs_per_actor=3), 4
+    transition = rollout_columns(gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2))
+    buffer = RolloutBuffer(transition, RolloutSpec(horizon), actors)
+    messages = []
+    for actor in range(2):
+        numbers = np.arange(horizon * 3).reshape(horizon, 3) + 100 * actor
+        message = transition.empty(horizon * 3)
+        for column in message.values():
+            column.T[:] = numbers.ravel()
+        messages.append({**message, "last_value": numbers[-1] + 0.5})
+    buffer.take(messages)
+    expected = np.concatenate([np.arange(12).reshape(4, 3), np.arange(100, 112).reshape(4, 3)], axis=1)
+    np.testing.assert_array_equal(buffer.rewards, expected)
+    np.testing.assert_array_equal(buffer.last_values, expected[-1] + 0.5)
+    np.testing.assert_array_equal(buffer.flat()["log_prob"], expected.ravel())
+    buffer.ends[:] = GOES_ON
+    assert buffer.rows() is None
+    buffer.ends[1, 4] = NO_STEP
+    np.testing.assert_array_equal(buffer.rows(), np.delete(np.arange(24), 1 * 6 + 4))
+
+
+
 def through_the_loop(spec: RolloutSpec, ends: np.ndarray) -> tuple[int, float, RolloutBuffer, np.ndarray]:
     """One rollout in the Learner's loop: its minibatches and td_error, its buffer, and how the weights moved.
 
