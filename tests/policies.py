@@ -22,7 +22,7 @@ from pearl.moments import Moments
 from pearl.policy import Episode, SavedPolicy, watch_policy
 from pearl.policy.description import PolicyDescription, write_description
 from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS, save_weights
-from pearl.spec import OBSERVATION_STATISTICS
+from pearl.spec import OBSERVATION_STATISTICS, RETURN_STATISTICS
 
 VECTOR = spaces.Box(-np.inf, np.inf, (5,), np.float32)
 BOUNDED = spaces.Box(np.array([-1.0, 0.0, -8.0]), np.array([1.0, 4.0, 8.0]), dtype=np.float64)
@@ -92,7 +92,7 @@ CASES: dict[str, Case] = {
 
 
 def trained(case: Case, seed: int = 5) -> TrainerLike:
-    """A trainer with weights of its own, and with observation statistics where it normalises."""
+    """A trainer with weights of its own, and with statistics of observations and returns where it normalises."""
     trainer = make_trainer(*case, seed=seed)
     if getattr(trainer, "normalize_observations", False):
         assert isinstance(trainer, Trainer)
@@ -103,6 +103,10 @@ def trained(case: Case, seed: int = 5) -> TrainerLike:
             moments = Moments(trainer.input_shape)
             moments.add(seen)
             trainer.write_statistics(OBSERVATION_STATISTICS, moments.flat)
+            if RETURN_STATISTICS in trainer.transition_statistics:
+                returns = Moments(())
+                returns.add(seen.ravel())
+                trainer.write_statistics(RETURN_STATISTICS, returns.flat)
     if case[1] == IMAGE:
         # Without the outputs' mean, which would decide all actions of networks that have not been trained.
         network = trainer.networks.policy if isinstance(trainer, PPO) else trainer.q  # type: ignore[attr-defined]

@@ -86,6 +86,9 @@ def test_the_interval_is_no_longer_than_a_short_run_allows() -> None:
     assert (choice.count, choice.average_every) == (2, 8)
     assert choice.bound == "H at most 32, and at most the square root of T / L for T = 200 gradient steps"
     assert Model(1.0, 1000.0, 2000.0).choose((2,)).average_every == 32
+    told = "2 Learners train {} times as many experiences as one; H = {}"
+    assert Model(1.0, 1000.0, 1000.0).choose((2,)).reason == told.format("1.88", "32 is the fastest")
+    assert Model(1.0, 1000.0, 20.0).choose((2,)).reason == told.format("1.92", "1, as H = 32 would be only 3.9% faster")
 
 
 def test_counts_rise_as_long_as_that_is_faster() -> None:

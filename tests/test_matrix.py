@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -134,6 +135,24 @@ def test_table_has_a_line_per_latency_and_per_missing_cell() -> None:
     table = example().to_pandas()
     assert len(table) == (3 + 1 + 5 + 2) + (3 + 1 + 1 + 1)
     assert set(table["source"].dropna()) == {"measured", "modelled"}
+    replay = table[(table["device"] == "cpu0") & (table["column"] == "RM only")].set_index("latency")
+    measured = Measurement.from_samples([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert list(replay.index) == ["sample", "insert", "update"]
+    assert replay.loc["sample", ["p50_us", "p20_us", "p80_us", "n"]].tolist() == [
+        *(3.0, measured.p20_us, measured.p80_us, 5),
+    ]
+    assert replay.loc["update", "p50_us"] == 1234.5
+
+
+def test_eps_of_a_cell_overlap_collecting_and_training_where_the_batch_size_is_known() -> None:
+    sample, insert, update, step, gather, store = map(Measurement.modelled, (1.0, 20.0, 30.0, 400.0, 2.0, 500.0))
+    replay, learner = ReplayCell(sample, insert, update, fanout=16), LearnerCell(step)
+    pair, storage = PairCell(replay, learner, gather), StorageCell(gather, store)
+    matrix = AssignmentMatrix((MatrixRow("cpu0", replay, learner, pair, storage=storage),), batch_size=64)
+    for cell, t_itr_us in ((replay, 1 + 30), (learner, 400), (pair, 1 + 2 + 400 + 30), (storage, 2 + 500)):
+        assert matrix.eps(cell) == 64 / t_itr_us * 1e6
+        assert dataclasses.replace(matrix, batch_size=0).eps(cell) is AssignmentMatrix(matrix.rows).eps(cell) is None
+    assert matrix.eps(MissingCell("too small")) is None
 
 
 @given(matrices())

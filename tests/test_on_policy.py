@@ -561,7 +561,6 @@ def test_a_buffer_has_the_environments_of_each_actor_next_to_each_other() -> Non
     np.testing.assert_array_equal(buffer.rows(), np.delete(np.arange(24), 1 * 6 + 4))
 
 
-
 def through_the_loop(spec: RolloutSpec, ends: np.ndarray) -> tuple[int, float, RolloutBuffer, np.ndarray]:
     """One rollout in the Learner's loop: its minibatches and td_error, its buffer, and how the weights moved.
 

@@ -7,6 +7,7 @@ import pytest
 
 from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.errors import ConfigurationError, ReplayError
+from pearl.replay.reference import ReferenceReplayManager
 from pearl.replay.schedules import Constant, Linear, ScheduledExponents
 
 
@@ -32,6 +33,16 @@ def test_exponents_follow_the_steps():
     assert replay.state_dict()["leaves"][0] == 2 * 2**20
     exponents(20)  # a run that goes back goes on as it did then
     assert replay.alpha == 1.0
+
+
+def test_alpha_is_set_only_where_it_changes(monkeypatch):
+    """Each time, all slots are requantised."""
+    replay, given = ReferenceReplayManager(8, alpha=0.5), []
+    monkeypatch.setattr(replay, "set_alpha", lambda alpha: given.append(alpha))
+    exponents = ScheduledExponents(replay, alpha=lambda step: 0.5 + (step >= 4), alpha_interval=2)
+    for step in range(5):
+        exponents(step)
+    assert given == [1.5]
 
 
 def test_numbers_serve_as_schedules_and_alpha_may_be_left_alone():
