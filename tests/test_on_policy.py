@@ -378,6 +378,15 @@ def test_numbers_beyond_the_range_saturate_and_are_counted() -> None:
     assert codes.saturated == 2
     assert codes.codes.tolist()[0][0] == 0
     assert codes.codes.tolist()[0][2] == 255
+    ends = quantized(np.array([[-4.0, 4.0]], np.float32), 8, 0.0, 1.0, restored=False)
+    assert (ends.saturated, ends.codes.tolist()) == (0, [[0, 255]]), "the ends are within the range"
+    spec = RolloutSpec(20, reward_standardization="block", value_standardization="block", quantization_bits=8)
+    preparation, shape = RolloutPreparation(spec, 2, 0.9), (20, 2)
+    for _ in range(2):
+        rewards, values, bonus = (np.zeros(shape, np.float32) for _ in range(3))
+        rewards[3, 0], values[7:9, 1] = 50.0, 1.0
+        preparation.estimate(NumpyGae(0.9, 0.8), rewards, values, bonus, values[-1].copy(), np.zeros(shape, np.uint8))
+    assert preparation.report() == {"saturated_rewards": 2, "saturated_values": 4}
 
 
 def prepared(spec: RolloutSpec, seed: int = 0, rollouts: int = 1) -> tuple[Any, np.ndarray, np.ndarray]:
