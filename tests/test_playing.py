@@ -33,15 +33,19 @@ def policy(run: Path) -> SavedPolicy:
 
 def test_an_evaluation_is_what_predict_scores(policy: SavedPolicy) -> None:
     found = evaluate_policy(policy, episodes=1, seed=3)
-    env = gym.make("CartPole-v1")
-    obs, _ = env.reset(seed=40_201)
-    total, ended = 0.0, False
-    while not ended:
-        obs, reward, terminated, truncated, _ = env.step(policy.predict(obs))
-        total, ended = total + float(reward), terminated or truncated
-    assert found.returns.tolist() == [total]
-    (episode,) = watch_policy_without_a_screen(policy, episodes=1, seed=3)
-    assert (episode.ret, episode.length) == (total, found.lengths[0])
+    env, totals = gym.make("CartPole-v1"), []
+    for seed in (40_201, None, None, None):  # the seed begins the first episode, and others follow from it
+        obs, _ = env.reset(seed=seed)
+        total, ended = 0.0, False
+        while not ended:
+            obs, reward, terminated, truncated, _ = env.step(policy.predict(obs))
+            total, ended = total + float(reward), terminated or truncated
+        totals.append(total)
+    assert len(set(totals)) > 1
+    assert found.returns.tolist() == totals[:1]
+    watched = watch_policy_without_a_screen(policy, episodes=4, seed=3)
+    assert [(episode.ret, episode.length) for episode in watched] == [(total, int(total)) for total in totals]
+    assert found.lengths.tolist() == totals[:1]
 
 
 def test_seeds_share_no_episodes(policy: SavedPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
