@@ -22,6 +22,7 @@ from trainers import TinyDQN, TinySAC
 
 import pearl
 from pearl.actors.actor import Actor, ActorSetup
+from pearl.actors.running_statistics import ActorStatistics
 from pearl.algorithms import DQN, SAC
 from pearl.algorithms.trainer import make_trainer, transition_of
 from pearl.errors import ConfigurationError, PolicyError, TrainerError
@@ -141,6 +142,14 @@ def test_one_of_both_leaves_the_other_as_it_is(setting: str) -> None:
     changed = {"obs", "next_obs"} if setting == "normalize_observations" else {"reward"}
     for before, after in zip(raw, stored, strict=True):
         assert {name for name in before if not np.array_equal(before[name], after[name])} == changed
+
+
+def test_an_actor_keeps_no_observations_that_nobody_counts() -> None:
+    transition = transition_of(TinyDQN, VECTOR, spaces.Discrete(2), {"reward_standardization": "returns"})
+    statistics = ActorStatistics(transition, 2, GAMMA)
+    obs = np.ones((2, 4), np.float32)
+    assert statistics.observed(statistics.begin(obs)) is obs
+    assert not statistics._seen
 
 
 def test_n_step_returns_are_of_scaled_rewards() -> None:

@@ -621,6 +621,19 @@ def test_rates_leave_out_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rate.recent == pytest.approx(5.0)
 
 
+def test_learners_may_count_the_seconds_of_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("pearl.runtime.rate.time.monotonic", lambda: now[0])
+    rate = StepRate()
+    rate.started()
+    for _ in range(2):
+        now[0] += 3.0
+        rate.trained(10, idle=False, busy_s=1.0)
+    assert (rate.steps, rate.timed_steps, rate.busy_s) == (20, 20, 2.0)
+    assert rate.busy == 10.0
+    assert rate.overall == pytest.approx(20 / 6)
+
+
 def test_an_iteration_whose_beginning_was_not_seen_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("pearl.runtime.rate.time.monotonic", lambda: now[0])
