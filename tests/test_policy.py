@@ -566,6 +566,9 @@ def test_a_run_under_way_is_loaded_from_its_checkpoint(tmp_path: Path) -> None:
     found = pearl.load_policy(tmp_path)
     assert (found.origin.which, found.origin.step) == ("best", 50)
     np.testing.assert_allclose(found.predict(obs), greedy(best, obs, case), rtol=1e-4)
+    last = pearl.load_policy(tmp_path, "last")
+    assert (last.origin.which, last.origin.step) == ("last", 70)
+    np.testing.assert_allclose(last.predict(obs), greedy(trainer, obs, case), rtol=1e-4)
     (weights,) = tmp_path.glob("checkpoints/*-r2/tensors/best-actor.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     with pytest.raises(CheckpointError, match=r"best-actor.*CRC-32"):
