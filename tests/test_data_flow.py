@@ -356,6 +356,23 @@ def test_messages_are_taken_where_the_flow_allows_and_the_buffer_has_room(monkey
     assert flow.counters.stored == 5
 
 
+def test_whatever_happens_is_progress_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without progress, the host's loop waits."""
+    control = Flow(monkeypatch).control
+    for happens in (
+        lambda: control.collected(1, 1, 0),
+        control.inserted,
+        control.sampling,
+        lambda: control.sampled(0, np.array([1])),
+        lambda: control.trained(1, 0),
+        lambda: control.granted(1),
+        lambda: control.trained(1),
+    ):
+        assert not control.has_progressed()
+        happens()
+        assert control.has_progressed()
+
+
 def test_setting_2_is_granted_what_the_flow_allows_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     flow = Flow(monkeypatch)
     control = flow.control
