@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 from policies import WideDQN, command, run_folder, watch_policy_without_a_screen
@@ -17,6 +18,14 @@ from pearl.errors import ConfigurationError, EnvError, MissingExtraError, Policy
 from pearl.policy import SavedPolicy, evaluate_policy, watch_policy
 
 gym.register("ShortCartPole-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=5)
+
+
+def double_pole(render_mode: str | None = None) -> gym.Env[Any, Any]:
+    space = gym.spaces.Box(-1e9, 1e9, (4,), np.float64)
+    return gym.wrappers.TransformObservation(CartPoleEnv(render_mode=render_mode), np.float64, space)
+
+
+gym.register("DoublePole-v0", double_pole)
 
 
 @pytest.fixture
@@ -97,6 +106,11 @@ def test_another_environment_with_the_same_spaces(run: Path) -> None:
             "Acrobot-v1",
             PolicyError,
             r"takes observations of Box of shape \(4,\), float32; those of Acrobot-v1 are of Box of shape \(6,\)",
+        ),
+        (
+            "DoublePole-v0",
+            PolicyError,
+            r"takes observations of Box of shape \(4,\), float32; those of DoublePole-v0 are of .*\(4,\), float64",
         ),
         ("CartPole-v7", EnvError, "CartPole-v7"),
         ("os:CartPole-v1", EnvError, "names a module to import"),
