@@ -247,13 +247,17 @@ def test_a_bank_without_items_is_named():
         replay.sample(BATCH)
 
 
-def test_bad_insertions_change_nothing():
+def test_bad_insertions_and_priorities_change_nothing():
     replay = banked()
     with pytest.raises(ReplayError, match=r"Index at position 1 must lie in \[0, 24\); found 24"):
         replay.insert([0, CAPACITY])
     with pytest.raises(PriorityError, match="at position 2"):
         replay.insert([0, 1, 2], [1.0, 1.0, np.nan])
     assert replay.filled == 0
+    replay = filled()
+    with pytest.raises(PriorityError, match="at position 2"):
+        replay.update([0, 1, 2], [9.0, 9.0, np.nan])
+    np.testing.assert_array_equal(replay.retrieve([0, 1, 2]), PRIORITIES["round_robin"][:3].astype(np.float32))
 
 
 @pytest.mark.parametrize("spread", SPREADS)

@@ -146,6 +146,19 @@ def test_an_actor_records_what_the_policy_said(env: str) -> None:
     assert (np.abs(again).reshape(-1) > 0).any(), "environments were stepped"
 
 
+def test_actors_draw_actions_from_the_policys_distribution() -> None:
+    actor, trainer, message, _queue = actor_of("Pendulum-v1", 300)
+    actor.collect(message)
+    with torch.no_grad():
+        mean = trainer.networks.policy(torch.from_numpy(message["obs"])).numpy()
+    noise = message["action"] - mean  # the deviation is 1
+    assert noise.mean() == pytest.approx(0.0, abs=0.15)
+    assert noise.std() == pytest.approx(1.0, abs=0.15)
+    actor, _, message, _queue = actor_of("CartPole-v1", 300)
+    actor.collect(message)  # its policy begins with about equal probabilities
+    assert message["action"].mean() == pytest.approx(0.5, abs=0.1)
+
+
 def test_the_environment_gets_a_boxs_action_within_its_bounds() -> None:
     observations, actions = spaces_of("Pendulum-v1")
     trainer = make_trainer(PPO, observations, actions, settings={"initial_log_std": 3.0})
@@ -429,6 +442,14 @@ def test_rewards_divided_by_the_deviation_of_returns_are_clipped_before_a_bonus_
     preparation = RolloutPreparation(RolloutSpec(reward_standardization="returns"), 1, 0.9)
     preparation.estimate(NumpyGae(0.9, 0.0), rewards, values, bonus, np.zeros(1, np.float32), ends)
     assert rewards[-1] == 30.0
+
+
+@pytest.mark.parametrize("kind", ["returns", "dynamic", "block"])
+def test_rewards_that_are_all_equal_leave_numbers(kind: Any) -> None:
+    preparation, ends = RolloutPreparation(RolloutSpec(reward_standardization=kind), 2, 0.0), np.zeros((5, 2), np.uint8)
+    rewards, values, bonus = np.full((5, 2), 3.0, np.float32), *np.zeros((2, 5, 2), np.float32)
+    preparation.estimate(NumpyGae(0.0, 0.0), rewards, values, bonus, np.zeros(2, np.float32), ends)
+    assert (rewards == (3.0 if kind == "returns" else 0.0)).all()
 
 
 def test_dynamic_standardisation_remembers_and_resumes() -> None:
