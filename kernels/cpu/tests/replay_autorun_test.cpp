@@ -1,5 +1,6 @@
 #include <cstddef>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "check.hpp"
@@ -84,6 +85,45 @@ void errors_come_back_and_bounds_hold() {
   CHECK(throws<PriorityError>([&] { autorun.write_update(slots.data(), negative, nullptr, 1, 0.0); }));
   const std::int64_t outside[] = {static_cast<std::int64_t>(kCapacity)};
   CHECK(throws<ReplayError>([&] { autorun.write_insert(outside, nullptr, 1, 0.0); }));
+  const float one[] = {1.0f};
+  CHECK(throws<ReplayError>([&] { autorun.write_update(outside, one, nullptr, 1, 0.0); }));
+}
+
+void the_first_error_comes_back_and_rings_the_bell() {
+  SumTreeReplay replay(kCapacity, 16, 0.6, 3);
+  ReplayAutorun autorun(replay, kBatch, 2);
+  alignas(64) char memory[64] = {};
+  Doorbell bell(memory, sizeof memory);
+  autorun.attach_bell(&bell);
+  const float priority[] = {1.0f};
+  for (const std::int64_t never_written : {std::int64_t{3}, std::int64_t{4}})
+    CHECK(autorun.write_update(&never_written, priority, nullptr, 1, 10.0));
+  CHECK(bell.wait(0, 10.0) && autorun.drain(10.0));
+  std::string message;
+  try {
+    autorun.response_size();
+  } catch (const ReplayError& error) {
+    message = error.what();
+  }
+  CHECK(message.find("Index 3 ") == 0);
+  CHECK(autorun.response_size() == 0);
+}
+
+void a_request_has_nothing_of_the_one_before_it() {
+  SumTreeReplay replay(kCapacity, 16, 0.6, 3);
+  ReplayAutorun autorun(replay, kBatch, 1);  // one slot for all requests
+  const auto slots = all_slots();
+  const float five[] = {5.0f}, three[] = {3.0f};
+  const std::uint32_t outdated[] = {~0u};
+  CHECK(autorun.write_insert(slots.data(), nullptr, kCapacity, 10.0));
+  CHECK(autorun.write_update(slots.data(), three, outdated, 1, 10.0));
+  CHECK(autorun.write_update(slots.data(), five, nullptr, 1, 10.0));
+  CHECK(autorun.write_insert(slots.data() + 1, three, 1, 10.0));
+  CHECK(autorun.write_insert(slots.data() + 2, nullptr, 1, 10.0));  // at the largest priority so far
+  CHECK(autorun.drain(10.0));
+  float priorities[3];
+  replay.retrieve(slots.data(), priorities, 3);
+  CHECK(priorities[0] == 5.0f && priorities[1] == 3.0f && priorities[2] == 5.0f);
 }
 
 }  // namespace
@@ -91,4 +131,6 @@ void errors_come_back_and_bounds_hold() {
 int main() {
   the_thread_gives_what_direct_calls_give();
   errors_come_back_and_bounds_hold();
+  the_first_error_comes_back_and_rings_the_bell();
+  a_request_has_nothing_of_the_one_before_it();
 }
