@@ -199,6 +199,10 @@ void grants_are_run_and_answered(bool prefetch) {
   CHECK(priority == 7.25f || priority == 1.0f);  // what the algorithm returned, or never sampled
   loop.restart();
   CHECK(f.snapshot.version() == 5);
+  for (const std::uint64_t version : {5, 6}) {  // steps are counted from 0 again: the policy is out after four
+    f.grant(version == 5 ? 3 : 1);
+    CHECK(loop.run_once(1.0) && f.answer() == (version == 5 ? 3 : 1) && f.snapshot.version() == version);
+  }
   f.grants.close();
   CHECK(throws<QueueClosedError>([&] { loop.run_once(1.0); }));
 }
@@ -253,6 +257,15 @@ void what_does_not_fit_is_refused() {
   CHECK(throws<LearnerError>([&] { make(f.replay, 0, kPolicy, 1); }));
   CHECK(throws<LearnerError>([&] { make(f.replay, kBatch, kPolicy - 1, 1); }));
   CHECK(throws<LearnerError>([&] { make(f.replay, kBatch, kPolicy, 0); }));
+  AlignedArray<char> memory(SlotQueue::nbytes(1, 64));
+  SlotQueue narrow(memory.data(), memory.size(), 1, 64, true);  // without room for the second field
+  for (SlotQueue* TrainingLoop::Queues::* queue : {&TrainingLoop::Queues::grants, &TrainingLoop::Queues::done}) {
+    TrainingLoop::Queues queues = f.queues();
+    queues.*queue = &narrow;
+    CHECK(throws<LearnerError>([&] {
+      TrainingLoop(f.replay, f.storage, f.algorithm, kBatch, queues, {{f.algorithm.policy.data(), kPolicy}}, 1);
+    }));
+  }
   f.algorithm.masked = false;  // a column too many
   CHECK(throws<LearnerError>([&] { make(f.replay, kBatch, kPolicy, 1); }));
 }
