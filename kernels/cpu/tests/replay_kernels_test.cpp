@@ -155,6 +155,7 @@ void sums_do_not_depend_on_how_leaves_came() {
   for (const std::size_t capacity : {1, 16, 17, 300, 5000})
     for (const unsigned fanout : {2u, 16u, 64u}) {
       const auto tree = make_sum_tree(capacity, fanout);
+      tree->watch_large(true);
       std::vector<std::uint32_t> leaves(capacity);
       for (int round = 0; round < 60; ++round) {
         const std::size_t first = random() % capacity;
@@ -173,6 +174,7 @@ void sums_do_not_depend_on_how_leaves_came() {
         CHECK(tree->total() == std::accumulate(leaves.begin(), leaves.end(), std::uint64_t{0}));
         CHECK(std::equal(leaves.begin(), leaves.end(), tree->leaves()));
         CHECK(tree->positive() == capacity - static_cast<std::size_t>(std::count(leaves.begin(), leaves.end(), 0u)));
+        CHECK(tree->large() == sum_of_large(leaves.data(), capacity));
         std::uint64_t end = 0;
         for (std::size_t i = 0; i < capacity; ++i) {
           if (leaves[i] == 0) continue;
