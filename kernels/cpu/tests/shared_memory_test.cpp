@@ -94,6 +94,7 @@ void closing_wakes_both_sides() {
 void an_unpublished_slot_is_reserved_again() {
   AlignedArray<char> memory(SlotQueue::nbytes(2, 8));
   SlotQueue first(memory.data(), memory.size(), 2, 8, true);
+  CHECK(throws<QueueError>([&] { first.release(); }));  // of a slot that was never published
   CHECK(first.reserve(0.0) == 0);
   SlotQueue successor(memory.data(), memory.size(), 2, 8, false);
   CHECK(successor.reserve(0.0) == 0);
