@@ -8,6 +8,8 @@ import re
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.errors import ConfigurationError, ReplayError
@@ -150,6 +152,18 @@ def test_weights_without_replacement_are_those_of_the_inclusion(manager):
         expected = np.minimum(sample.indices + 1.0, 7.0) ** -0.5
         np.testing.assert_allclose(sample.weights, expected / expected.max(), rtol=1e-6)
     assert np.all(replay.sample(8, beta=1.0).weights == 1.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 1.0, 2.0, 4.0, 8.0]), min_size=2, max_size=12), st.integers(0, 2**64 - 1))
+def test_draws_without_replacement_are_the_references_where_shares_meet_strata(priorities, seed):
+    replays = [m(12, alpha=1.0, replacement=False, seed=seed) for m in (NativeReplayManager, ReferenceReplayManager)]
+    for replay in replays:
+        replay.insert(np.arange(len(priorities)), priorities)
+    for batch in range(1, (np.count_nonzero(priorities) or len(priorities)) + 1):
+        native, reference = (replay.sample(batch, beta=0.5) for replay in replays)
+        assert np.array_equal(native.indices, reference.indices)
+        assert np.array_equal(native.weights, reference.weights)
 
 
 def test_weights_of_draws_in_turn_are_those_of_a_single_draw(manager):
