@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <mutex>
 #include <numeric>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "check.hpp"
@@ -74,7 +77,7 @@ class Recorder : public learner::Algorithm {
     if (fail_late_at == steps) throw LearnerError("diverged");
     return {1.0, 2.0, 3.0};
   }
-  static void check(const learner::Batch& batch) {
+  void check(const learner::Batch& batch) const {
     const auto* actions = static_cast<const std::int64_t*>(batch.actions);
     const auto *obs = static_cast<const float*>(batch.obs), *next_obs = static_cast<const float*>(batch.next_obs);
     for (std::size_t i = 0; i < batch.rows; ++i) {
@@ -83,7 +86,7 @@ class Recorder : public learner::Algorithm {
       for (std::size_t k = 0; k < kInputs; ++k)
         CHECK(obs[i * kInputs + k] == item && next_obs[i * kInputs + k] == item + 0.5f);
       for (std::size_t k = 0; k < kActions; ++k) CHECK(batch.next_masks[i * kActions + k] == Rows::mask_of(item));
-      CHECK(batch.weights[i] > 0.0f && batch.weights[i] <= 1.0f);
+      CHECK(banked || (batch.weights[i] > 0.0f && batch.weights[i] <= 1.0f));
     }
   }
   bool trained_last(const learner::Batch& batch) const {
@@ -91,6 +94,7 @@ class Recorder : public learner::Algorithm {
   }
   std::vector<float> policy = std::vector<float>(kPolicy);
   bool masked = true;
+  bool banked = false;  // weights may be 0, and above 1
   std::uint64_t steps = 0;
   std::uint64_t fail_at = 0, fail_late_at = 0;  // before and after the priorities are known
   std::uint64_t wrong_at = 0;                   // a step with a priority that the Replay Manager refuses
@@ -399,6 +403,33 @@ void errors_of_drawing_ahead_reach_the_loop() {
   loop.window().close();
 }
 
+void weights_are_those_of_all_banks() {
+  Fixture f;
+  f.algorithm.banked = true;
+  TrainingLoop loop = f.loop(1, false);
+  std::vector<std::int64_t> slots(f.inserted);
+  std::iota(slots.begin(), slots.end(), 0);
+  // The weights of a batch if all own items have this priority.
+  const auto weights = [&](float priority, std::vector<SampledMass> others) {
+    const std::vector<float> priorities(slots.size(), priority);
+    f.replay.update(slots.data(), priorities.data(), nullptr, slots.size());
+    loop.set_banks(std::move(others));
+    f.grant(1);
+    CHECK(loop.run_once(1.0) && f.answer() == 1);
+    return std::vector<float>(f.algorithm.weights.end() - kBatch, f.algorithm.weights.end());
+  };
+  const auto all = [](double weight) { return std::vector<float>(kBatch, static_cast<float>(weight)); };
+  // Three banks with a mass of 2000 together, the empty one without a least; the own one of 200 items with a leaf of 1.
+  CHECK(weights(1.0f, {{1800.0, 0.25}, {0.0, 0.0}}) == all(std::pow(0.25, 0.4) * (3.0 * 200.0 / 2000.0)));
+  CHECK(weights(1.0f, {{200.0, 4.0}}) == all(1.0));
+  CHECK(loop.take_least() == 1.0);
+  CHECK(loop.take_least() == std::numeric_limits<double>::infinity());
+  CHECK(weights(1.0f, {}) == all(1.0) && weights(4.0f, {}) == all(1.0));
+  CHECK(loop.take_least() == 1.0);  // of both batches
+  CHECK(weights(0.0f, {{100.0, 1.0}}) == all(0.0));  // all that is to be learnt is in the other bank
+  CHECK(weights(0.0f, {{0.0, 0.0}}) == all(1.0));
+}
+
 }  // namespace
 
 int main() {
@@ -412,6 +443,7 @@ int main() {
     failures_get_past_a_busy_host(prefetch);
   }
   what_does_not_fit_is_refused();
+  weights_are_those_of_all_banks();
   batches_drawn_ahead_are_the_same();
   errors_of_drawing_ahead_reach_the_loop();
 }
