@@ -166,6 +166,18 @@ def operate(data, manager, modes):
     assert_same((replay.retrieve(slots),), (reference.retrieve(slots),))
 
 
+def test_written_slots_stay_written_when_the_inserts_pass_32_bits(manager):
+    replay = manager(8)
+    replay.load_state_dict({**replay.state_dict(), "inserts": 2**32 - 3})
+    replay.insert(np.arange(5))
+    assert replay.state_dict()["generations"].tolist() == [2**32 - 2, 2**32 - 1, 1, 1, 2, 0, 0, 0]
+    assert replay.update(np.arange(5), np.ones(5, np.float32)) == 5
+    alone = manager(8)
+    alone.load_state_dict({**alone.state_dict(), "inserts": 2**32 - 1})
+    alone.insert([6])
+    assert alone.state_dict()["generations"][6] == 1
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_native_equals_reference_bit_for_bit(data):
