@@ -62,8 +62,8 @@ template <class Round>
 [[gnu::always_inline]] inline void correct_bounded_body(float* values, const float* average, const float* handed_in,
                                                         std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
-    const float least = std::min(std::min(values[i], average[i]), handed_in[i]);
-    const float greatest = std::max(std::max(values[i], average[i]), handed_in[i]);
+    const float least = std::min(values[i], average[i]);
+    const float greatest = std::max(values[i], average[i]);
     values[i] = std::min(std::max(corrected(values[i], average[i], handed_in[i]), least), greatest);
   }
 }

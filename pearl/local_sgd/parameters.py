@@ -108,8 +108,8 @@ class TrainerParameters:
 
         Both are `(count,)` float32. Every trained number `p` becomes `p + (average - handed_in)`, computed in float64
         and rounded once (delayed averaging: Zhou et al. 2020, "DaSGD", arXiv:2006.00441). Buffers and moments do too,
-        but stay between the least and the greatest of the three numbers, so that a variance is never negative. The
-        optimizers' states are treated as `moments` says.
+        but stay between `p` and the average, so that a variance is never negative. The optimizers' states are treated
+        as `moments` says.
         """
         self._check(average)
         self._check(handed_in)

@@ -34,8 +34,7 @@ class ParameterArrays {
   // Copies such a vector into the arrays.
   void scatter(const float* vector) const;
   // Adds average - handed_in to arrays that have been trained on since they were handed in: in double, rounded once. A
-  // bounded value stays between the least and the greatest of its old value, `average` and `handed_in`, so that a
-  // variance does not become negative.
+  // bounded value stays between its old value and `average`, so that a variance does not become negative.
   void correct(const float* average, const float* handed_in) const;
 
  private:
