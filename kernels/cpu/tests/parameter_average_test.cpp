@@ -134,6 +134,8 @@ void readers_see_whole_means() {
   }
   for (std::thread& reader : readers) reader.join();
   CHECK(throws<QueueError>([&] { write_mean(writer, memory.data(), 8, pointers(vectors), kCount); }));
+  const std::vector<Vector> longer(3, Vector(kCount + 1));  // the head would end within a word
+  CHECK(throws<QueueError>([&] { write_mean(writer, memory.data(), 12, pointers(longer), kCount + 1); }));
   CHECK(throws<Error>([&] { write_mean(writer, memory.data(), 16, {}, kCount); }));
 }
 
