@@ -362,6 +362,19 @@ def test_rows_that_do_not_follow_are_counted_and_kept_whole():
     assert storage.remaining(np.arange(6)).tolist() == [1] * 6
 
 
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_missing_step_is_counted_after_all_of_its_episode_was_overwritten(share, follows):
+    odd = TransitionSpec((FieldSpec("obs", (3,), "float32"), FieldSpec("next_obs", (3,), "float32")))  # not whole words
+    storage = DataStorage(odd, 2, streams=2, share_next_obs=share)
+    rows = {name: np.zeros((4, 3), np.float32) for name in ("obs", "next_obs")}
+    rows["obs"][:, 2] = [0.0, 5.0, 6.0, 1.0 if follows else 2.0]
+    rows["next_obs"][:, 2] = [1.0, 6.0, 7.0, 3.0]
+    for row, stream in enumerate([0, 1, 1, 0]):  # the second row of stream 1 overwrites the only one of stream 0
+        storage.insert({name: column[row : row + 1] for name, column in rows.items()}, streams=[stream])
+    assert storage.breaks == (0 if follows else 1)
+
+
 def test_without_next_observations_the_flags_alone_tell_episodes():
     storage = DataStorage(NO_NEXT, 10, streams=2)
     streams = np.array([0, 1, 0, 1, 0, 0, 1])

@@ -308,6 +308,14 @@ void refused_rows_change_nothing() {
       world.ring.links.insert(7, 2, 7, {streams->data(), endings->data(), nullptr, obs.data(), obs.data()},
                               [&] { written = true; });
     }));
+  const std::int64_t streams[] = {0, 1};
+  const std::uint8_t endings[] = {0, 0};
+  for (const std::int64_t wrong : {std::int64_t{-1}, std::int64_t{1} << 61}) {
+    const std::int64_t positions[] = {0, wrong};
+    CHECK(throws<ReplayError>([&] {
+      world.ring.links.insert(7, 2, 7, {streams, endings, positions, obs.data(), obs.data()}, [&] { written = true; });
+    }));
+  }
   CHECK(!written && world.ring.arrays == before);
 }
 
