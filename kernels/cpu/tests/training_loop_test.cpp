@@ -425,7 +425,7 @@ void weights_are_those_of_all_banks() {
   CHECK(loop.take_least() == 1.0);
   CHECK(loop.take_least() == std::numeric_limits<double>::infinity());
   CHECK(weights(1.0f, {}) == all(1.0) && weights(4.0f, {}) == all(1.0));
-  CHECK(loop.take_least() == 1.0);  // of both batches
+  CHECK(loop.take_least() == 1.0);                   // of both batches
   CHECK(weights(0.0f, {{100.0, 1.0}}) == all(0.0));  // all that is to be learnt is in the other bank
   CHECK(weights(0.0f, {{0.0, 0.0}}) == all(1.0));
 }
