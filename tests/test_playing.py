@@ -15,7 +15,7 @@ from policies import WideDQN, command, run_folder, watch_policy_without_a_screen
 
 import pearl
 from pearl.errors import ConfigurationError, EnvError, MissingExtraError, PolicyError
-from pearl.policy import SavedPolicy, evaluate_policy, watch_policy
+from pearl.policy import SavedPolicy, evaluate_policy, export_policy, watch_policy
 
 gym.register("ShortCartPole-v0", "gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=5)
 
@@ -134,6 +134,13 @@ def test_a_limit_of_steps_that_is_none_is_refused(policy: SavedPolicy, steps: An
     for play in (evaluate_policy, watch_policy):
         with pytest.raises(ConfigurationError, match="max_steps must be a whole number of at least 0; found"):
             play(policy, max_steps=steps)
+
+
+def test_a_path_is_no_policy(tmp_path: Path) -> None:
+    found = r"Expected a policy, as pearl\.load_policy\(RUN\) returns it; found 'runs/cartpole'"
+    for call in (evaluate_policy, watch_policy, lambda run: export_policy(run, tmp_path / "policy.pt", "torchscript")):
+        with pytest.raises(PolicyError, match=found):
+            call("runs/cartpole")
 
 
 def test_arguments_of_the_environment_and_modules_that_register_it(

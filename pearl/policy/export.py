@@ -30,7 +30,7 @@ from pearl.errors import PolicyError
 from pearl.extras import import_extra
 from pearl.moments import OBSERVATION_CLIP
 from pearl.policy.loading import METADATA
-from pearl.policy.saved import SavedPolicy
+from pearl.policy.saved import SavedPolicy, check_policy
 from pearl.runtime.outcome import flat_tensors
 from pearl.runtime.trainer_state import module_tensors, policy_groups
 
@@ -62,6 +62,7 @@ def export_policy(policy: SavedPolicy, path: str | Path, format: Format) -> Path
     Raises PolicyError if the policy cannot be traced, or acts otherwise than `predict` once exported;
     MissingExtraError if `onnx` and `onnxruntime` are missing.
     """
+    check_policy(policy)
     if format not in get_args(Format):
         raise PolicyError(f"The format must be {', '.join(map(repr, get_args(Format)))}; found {format!r}.")
     file = Path(path)

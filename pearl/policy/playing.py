@@ -18,7 +18,7 @@ from pearl.error_place import described
 from pearl.errors import ConfigurationError, EnvError, PolicyError
 from pearl.extras import import_extra
 from pearl.policy.loading import import_module_of
-from pearl.policy.saved import SavedPolicy
+from pearl.policy.saved import SavedPolicy, check_policy
 from pearl.runtime.evaluation import MOST_ENVS, Evaluation, EvaluationEnvs, play
 from pearl.runtime.options import Options
 from pearl.spec import ACTION_MASK, ActorSpec, VectorizationName
@@ -225,6 +225,7 @@ def _recorded(env: gym.Env[Any, Any], video: str | Path, prefix: str) -> gym.Env
 
 def _chosen(policy: SavedPolicy, env: AnyEnv | None, env_kwargs: Mapping[str, Any] | None, wrappers: bool) -> ActorSpec:
     """The environments to play in; the module of the trainer class is imported if it must register them."""
+    check_policy(policy)
     made, run = policy.description.made, Path(policy.origin.run)
     own = env is None or env == policy.env
     makes: AnyEnv = policy.env if env is None else env

@@ -332,3 +332,9 @@ class SavedPolicy:
     def _within_bounds(self, actions: np.ndarray) -> np.ndarray:
         space = self.action_space
         return np.clip(actions, space.low, space.high) if isinstance(space, spaces.Box) else actions
+
+
+def check_policy(policy: object) -> None:
+    """Raise PolicyError unless `policy` is one that `load_policy` read."""
+    if not isinstance(policy, SavedPolicy):
+        raise PolicyError(f"Expected a policy, as pearl.load_policy(RUN) returns it; found {policy!r}.")
