@@ -597,14 +597,14 @@ PEARL_LEARNER_KERNEL pearl_move_weights(const Context* context, const Tile* tile
   if (block.thread == 0) note_step(c, policy != 0, loss, td_error, norm);
 }
 
-// SAC: moves the temperature by the entropy of the batch.
+// SAC: moves the temperature by the entropy of the batch, after the policy, which notes a loss that is not finite.
 PEARL_LEARNER_KERNEL pearl_move_temperature(const Context* context, const Optimizer* optimizer, const StepNumbers* numbers) {
   const Place place = place_here();
   const TileBlock block(place);
   const Context& c = *context;
   if (c.outcome->failure != 0) return;
   const float gap = total_of(c, block, &Sums::entropy_gap);
-  if (!healthy(c, total_of(c, block, &Sums::policy_loss)) || block.thread != 0) return;
+  if (block.thread != 0) return;
   const Mover<false> move{*optimizer, c.log_alpha, nullptr, numbers->moves[2], 1.0f};
   move(0, -gap / static_cast<float>(c.batch));
 }
