@@ -316,6 +316,20 @@ def test_a_refused_update_changes_nothing(emulator: _cuda.EmulatedQueue) -> None
     for name, value in replay.state_dict().items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
 
+    # What the host has not seen is refused by the kernel.
+    replay.kernel.prepare_iteration(8, 0.4)
+    replay.kernel.launch_draw()
+    last = replay.kernel.read_batch()[0][-1]
+    before, wrong = replay.state_dict(), replay.queue.shared_floats(8)
+    wrong[:] = [1, 2, 3, 1e9, np.nan, 4, -1, 5]
+    replay.kernel.launch_update(wrong)
+    with pytest.raises(PriorityError, match="at position 4 of a batch on the device"):
+        replay.kernel.check()
+    for name, value in replay.state_dict().items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+    assert replay.update([last], [9.0]) == 1, "the refused one had this slot at another position"
+    assert replay.retrieve([last]) == [9.0]
+
 
 @pytest.mark.parametrize(
     ("kernel", "mistake"),

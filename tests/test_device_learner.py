@@ -178,13 +178,13 @@ def test_a_cut_that_the_kernels_cannot_take_is_refused(cut: dict[str, int]) -> N
 
 
 @contextmanager
-def cut_for_threads(slices: int, block_bytes: int = -1, branches: bool = True) -> Iterator[None]:
+def cut_for_threads(slices: int, block_bytes: int = -1, branches: bool = True, columns: int = 32) -> Iterator[None]:
     """Learners on CUDA share features among so many rows of 16 threads, beyond 16 rows in several blocks.
 
     Blocks use so much memory of their own at most; -1: all that there is. `branches`: DQN's passes run side by side
-    where they can.
+    where they can. A block moves so many `columns` of weights.
     """
-    cut = partial(_cuda.Learner, slices=slices, block_bytes=block_bytes, branches=branches)
+    cut = partial(_cuda.Learner, slices=slices, block_bytes=block_bytes, branches=branches, columns_per_tile=columns)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_cuda, "Learner", cut)
         yield
@@ -198,7 +198,7 @@ def test_gradients_are_those_of_float64_however_blocks_share_the_work(slices: in
         spaces.Box(-5.0, 5.0, (19,), np.float32), spaces.Discrete(7), hidden_sizes=hidden, dueling=dueling,
         double=True, max_grad_norm=1e6 if dueling else 0.0,
     )  # fmt: skip
-    with cut_for_threads(slices):
+    with cut_for_threads(slices, columns=96 if slices == 8 else 32):
         assert_dqn_gradients(CudaEmulatedLearner(trainer), *batch_of(slices, 21, 19, 7), RELATIVE)
 
 

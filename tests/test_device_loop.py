@@ -259,6 +259,20 @@ def test_the_batch_that_failed_stays_though_more_iterations_were_launched() -> N
     np.testing.assert_array_equal(setup.loop.last_batch()["indices"], host.sample(BATCH, 0.4).indices)
 
 
+def test_priorities_of_a_batch_that_failed_are_not_stored() -> None:
+    setup = OnDevice(Soft)
+    setup.run(2)
+    rows = {name: column[:CAPACITY].copy() for name, column in setup.rows.items()}
+    rows["reward"][:] = 1e25  # finite errors, whose squares are not
+    slots = setup.storage.insert(rows)
+    setup.replay.insert(slots)
+    before = setup.replay.retrieve(slots)
+    setup.laq.grant(INTERVAL, 0.4)
+    with pytest.raises(TrainerError, match="diverged"):
+        setup.loop.run_once()
+    np.testing.assert_array_equal(setup.replay.retrieve(slots), before)
+
+
 def test_what_is_not_on_the_device_throughout_is_interpreted() -> None:
     class HostStorage(OnDevice):
         def make_storage(self, spec: TransitionSpec, **options: Any) -> Any:

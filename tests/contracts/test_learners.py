@@ -291,6 +291,12 @@ def test_a_step_that_diverges_raises_and_changes_nothing(
         assert trainer.gradient_steps == 2
         for group, tensors in module_tensors(trainer).items():
             assert all(torch.equal(before[group][key], tensor) for key, tensor in tensors.items()), (column, group)
+    if max_grad_norm:  # a finite loss, whose gradients are too large for their norm
+        batch, weights = batch_for(case, 2)
+        weights[17] = 1e25
+        with pytest.raises(TrainerError, match="diverged"):
+            learner.step(batch, weights)
+        assert all(torch.equal(before[g][k], t) for g, ts in module_tensors(trainer).items() for k, t in ts.items())
     assert np.isfinite(learner.step(*batch_for(case, 2)).priorities).all()
 
 
