@@ -366,13 +366,14 @@ def test_explain_and_portability_take_the_composition_of_a_program_or_of_a_run(
         assert "Chosen for throughput" in shown.output
         assert invoke("portability", source).exit_code == 0
 
-    # Composed before the run: the run's own counts. Composed after it: the new one does.
-    placement = run / "program.placement.json"
-    placement.write_text("{}", encoding="utf-8")
-    for age_s, code in ((60, 0), (-60, 1)):
-        at = (run / "composition.json").stat().st_mtime - age_s
-        os.utime(placement, (at, at))
-        assert invoke("explain", run).exit_code == code
+    # An older placement is one of an earlier composing; a newer one may be edited, and counts.
+    for source, composition in ((program, tmp_path / "mine.composition.json"), (run, run / "composition.json")):
+        placement = composition.with_name("mine.placement.json")
+        placement.write_text("{}", encoding="utf-8")
+        for age_s, code in ((60, 0), (-60, 1)):
+            at = composition.stat().st_mtime - age_s
+            os.utime(placement, (at, at))
+            assert invoke("explain", source).exit_code == code
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MOST_ROWS = 20
 _MOST_PANELS = 8
 _COLUMNS = 3
-_FEW_DECADES = 100
+_TWO_DECADES = 100
 _COLORS = {"complete": "#4477aa", "pruned": "#bbbbbb"}
 
 
@@ -134,7 +134,7 @@ def _draw_setting(axes: Axes, one: Parameter, rows: Sequence[TrialRow]) -> None:
         if one.log:
             axes.set_xscale("log")
             axes.xaxis.set_minor_formatter(NullFormatter())
-            if one.high < _FEW_DECADES * one.low:  # powers of ten would be one label, or none
+            if one.high < _TWO_DECADES * one.low:  # powers of ten would be one label, or none
                 ticks = [float(f"{value:.2g}") for value in np.geomspace(one.low, one.high, 4)]
                 axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.set_xlim(one.low, one.high)

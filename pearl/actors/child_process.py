@@ -266,6 +266,7 @@ class _Start:
         try:
             self._target(*self._args)
         except SystemExit:  # it failed: no thread of the environment may delay that
+            _end_children()  # before the watch, which may end this process
             watch_lingering(_end_despite)
             raise
         finally:

@@ -33,11 +33,14 @@ class _Logger(Callback):
     def _send(self, run: RunContext, values: Mapping[str, float], step: int) -> None:
         raise NotImplementedError
 
+    def _send_numbers(self, run: RunContext) -> None:
+        self._send(run, _finite(run.scalars()), run.env_steps)
+
     def on_step(self, run: RunContext) -> None:
         """Send the run's numbers if that is due."""
         if (now := time.monotonic()) >= self._next:
             self._next = now + self.every_s
-            self._send(run, _finite(run.scalars()), run.env_steps)
+            self._send_numbers(run)
 
     def on_evaluation(self, run: RunContext, kind: str, evaluation: Evaluation) -> None:
         """Send mean and deviation of the returns, under the kind of the evaluation."""
@@ -92,7 +95,7 @@ class WandbLogger(_Logger):
     def on_end(self, run: RunContext) -> None:
         """Send the last numbers, and finish the run there."""
         if self._run is not None:
-            self._send(run, _finite(run.scalars()), run.env_steps)
+            self._send_numbers(run)
             self._run.summary["stopped"] = run.stopped
             self._run.finish()
 
@@ -145,7 +148,7 @@ class MLflowLogger(_Logger):
     def on_end(self, run: RunContext) -> None:
         """Send the last numbers, and finish the run there."""
         if self._client is not None:
-            self._send(run, _finite(run.scalars()), run.env_steps)
+            self._send_numbers(run)
             self._client.set_tag(self._run_id, "stopped", run.stopped)
             self._client.set_terminated(self._run_id)
 

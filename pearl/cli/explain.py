@@ -55,22 +55,21 @@ def _explain(
 def placement_file(source: Path) -> Path:
     """The placement, or composition, that `source` names: itself, that of a program or of a run; ConfigurationError."""
     if source.is_dir():
-        of_run = source / COMPOSITION_OF_RUN
-        tried = [source / "placement.json", *sorted(source.glob("*.placement.json"))]
-        run = source.resolve()
-        tried.append(run.parent.parent / f"{run.name}.placement.json")  # the default run folder of a program
-        if of_run.is_file() and not any(_newer(file, of_run) for file in tried):
-            return of_run  # of the newest program that ran here, wherever it is
-        tried.append(of_run)
+        composition, run = source / COMPOSITION_OF_RUN, source.resolve()
+        placements = [source / "placement.json", *sorted(source.glob("*.placement.json"))]
+        placements.append(run.parent.parent / f"{run.name}.placement.json")  # the default run folder of a program
     elif source.suffix == ".py":
-        own = source.with_name(f"{source.stem}.placement.json")
-        tried = [own, composition_file(source), source.with_name("placement.json")]
+        composition = composition_file(source)
+        placements = [source.with_name(f"{source.stem}.placement.json"), source.with_name("placement.json")]
     else:
         return source
-    found = [file for file in tried if file.is_file() and file.name != COMPOSITION_OF_RUN]
+    found = [file for file in placements if file.is_file()]
+    if composition.is_file() and not any(_newer(file, composition) for file in found):
+        return composition  # of the program as it is now, and as it ran here
     if not found:
+        tried = dict.fromkeys(map(str, (*placements, composition)))
         raise ConfigurationError(
-            f"There is no placement for {source}: looked for {', '.join(dict.fromkeys(map(str, tried)))}. "
+            f"There is no placement for {source}: looked for {', '.join(tried)}. "
             "`pearl compose` and Composer.save write one; name that file."
         )
     if source.is_dir() and found[0].name != "placement.json" and len(found) > 1:
@@ -79,7 +78,7 @@ def placement_file(source: Path) -> Path:
 
 
 def _newer(file: Path, other: Path) -> bool:
-    return file.is_file() and file.stat().st_mtime_ns > other.stat().st_mtime_ns
+    return file.stat().st_mtime_ns > other.stat().st_mtime_ns
 
 
 def _rollout_placement(file: Path) -> RolloutPlacement | None:

@@ -100,11 +100,11 @@ def _evaluate(
     from pearl.policy import evaluate_policy
 
     with output_kept_free(as_json):
-        policy = _load(run, which, trainer, imports, seed)
+        policy, environment = _load(run, which, trainer, imports, seed), _environment(env)
         found = evaluate_policy(
             policy,
-            _environment(env),
-            env_kwargs=_env_kwargs(env_kwarg, policy, env, no_wrappers),
+            environment,
+            env_kwargs=_env_kwargs(env_kwarg, policy, environment, no_wrappers),
             wrappers=not no_wrappers,
             episodes=episodes,
             seed=seed,
@@ -162,10 +162,11 @@ def _enjoy(
     print(f"{policy.description.trainer.name} in {env or policy.env}: {_weights_text(policy)}")
     if not no_wrappers and (kept := policy.description.made.kept_text):
         print(f"As in the run: {kept}")
+    environment = _environment(env)
     watched = watch_policy(
         policy,
-        _environment(env),
-        env_kwargs=_env_kwargs(env_kwarg, policy, env, no_wrappers),
+        environment,
+        env_kwargs=_env_kwargs(env_kwarg, policy, environment, no_wrappers),
         wrappers=not no_wrappers,
         episodes=episodes,
         seed=seed,
@@ -261,14 +262,14 @@ def _environment(text: str | None) -> Any:
 
 
 def _env_kwargs(
-    arguments: list[str] | None, policy: SavedPolicy, env: str | None, no_wrappers: bool
+    arguments: list[str] | None, policy: SavedPolicy, environment: Any, no_wrappers: bool
 ) -> dict[str, Any] | None:
-    """The arguments given, with those others of the run that it would get without any; None if none is given."""
+    """The arguments given, and the others that the environment has in the run; None if none is given."""
     from pearl.policy.playing import kwargs_of_run
 
     if not arguments:
         return None
-    found = dict(kwargs_of_run(policy, _environment(env), wrappers=not no_wrappers))
+    found = dict(kwargs_of_run(policy, environment, wrappers=not no_wrappers))
     for argument in arguments:
         name, equals, text = argument.partition("=")
         if not equals or not name.isidentifier():

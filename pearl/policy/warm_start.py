@@ -28,7 +28,8 @@ def load_weights_of(trainer: TrainerLike, path: Path) -> str:
     others = {RANDOM_GROUP, RETURN_STATISTICS, *tensors} - {*groups}  # a checkpoint has optimizers too
     expected = flat_tensors(tensors, groups)
     found = {name: tensor for name, tensor in flat.items() if name in expected or not _is_of(name, others)}
-    if found.keys() == flat_tensors(tensors, policy_groups(trainer)).keys() != expected.keys():
+    of_policy = flat_tensors(tensors, policy_groups(trainer))
+    if found.keys() != expected.keys() and found.keys() == of_policy.keys():
         raise PolicyError(
             f"{file} has the policy alone, as `pearl export` and KeepBest write it, without the other networks of "
             f"{type(trainer).__name__}. Name the folder of the run, or its weights.safetensors."

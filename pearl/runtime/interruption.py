@@ -16,7 +16,10 @@ _SAME_INTERRUPT_S = 1.0
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """The signals to handle; SIGHUP stays ignored under `nohup`. None outside the main thread, which alone may."""
+    """The signals to handle: none in a thread other than the main one, where Python allows no handlers.
+
+    SIGHUP stays ignored under `nohup`.
+    """
     if threading.current_thread() is not threading.main_thread():
         return ()
     return tuple(s for s in STOP_SIGNALS if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN)
