@@ -25,7 +25,7 @@ from trainers import TinyDQN, TinyPPO
 import pearl
 from pearl.algorithms.trainer import is_as_built_in
 from pearl.callbacks import Callback, KeepBest, MLflowLogger, RecordVideo, StopAtReturn, UserMetric, WandbLogger
-from pearl.errors import CallbackError, ConfigurationError, EnvError
+from pearl.errors import CallbackError, ConfigurationError, EnvError, TrainerError
 from pearl.runtime import Program, RolloutSession, Session, parse_options
 from pearl.runtime.callback_calls import HOOKS, CallbackCalls
 from pearl.runtime.evaluation import Evaluation
@@ -41,7 +41,7 @@ class Run:
     """As much of a run as callbacks ask for."""
 
     def __init__(self, folder: Path) -> None:
-        self.run_dir, self.env_steps, self.stopped = folder, 0, ""
+        self.run_dir, self.env_steps, self.stopped, self.error = folder, 0, "", ""
         self.logged: dict[str, float] = {}
         self.config = {"environment": "CartPole-v1", "evaluated_in": "CartPole-v1()", "seed": 1}
 
@@ -274,8 +274,8 @@ def test_wandb_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         def log(self, values: dict[str, float]) -> None:
             log.append(values)
 
-        def finish(self) -> None:
-            log.append("finished")
+        def finish(self, exit_code: int) -> None:
+            log.append(("finished", exit_code, self.summary["stopped"]))
 
     module = types.ModuleType("wandb")
     module.init = lambda **options: log.append(options) or Theirs()  # type: ignore[attr-defined, func-returns-value]
@@ -286,7 +286,7 @@ def test_wandb_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         logger.on_step(seen)  # type: ignore[arg-type]
     seen.env_steps = 9
     logger.on_evaluation(seen, "last and best", evaluated(4.0))  # type: ignore[arg-type]
-    seen.env_steps = 12
+    seen.env_steps, seen.stopped = 12, "all steps done"
     logger.on_end(seen)  # type: ignore[arg-type]
     options, first, second, last, end = log
     assert (options["project"], options["name"], options["mode"]) == ("p", tmp_path.name, "offline")
@@ -295,7 +295,10 @@ def test_wandb_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     scores = {"evaluation/last_and_best": 4.0, "evaluation/last_and_best_std": 1.0}
     assert second == {"eps": 5.0, "env_steps": 9, **scores}
     assert last == {"eps": 5.0, "env_steps": 12}
-    assert end == "finished"
+    assert end == ("finished", 0, "all steps done")
+    seen.stopped, seen.error = "", "TrainerError: it diverged"
+    logger.on_end(seen)  # type: ignore[arg-type]
+    assert log[-1] == ("finished", 1, seen.error)
     again = WandbLogger()
     again.load_state_dict(logger.state_dict())
     again.on_start(seen)  # type: ignore[arg-type]
@@ -323,6 +326,10 @@ def test_mlflow_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found.data.metrics == {"eps": 5.0, "evaluation/progress": 4.0, "evaluation/progress_std": 1.0}
     assert found.data.params == {"environment": "CartPole-v1", "seed": "1"}
     assert (found.data.tags["stopped"], found.info.status) == ("all steps done", "FINISHED")
+    seen.stopped, seen.error = "", "TrainerError: it diverged"
+    logger.on_end(seen)  # type: ignore[arg-type]
+    (found,) = client.search_runs([found.info.experiment_id])
+    assert (found.data.tags["stopped"], found.info.status) == (seen.error, "FAILED")
 
 
 @pytest.mark.parametrize(
@@ -384,7 +391,7 @@ def test_a_run_calls_its_callbacks(program: Path, tmp_path: Path) -> None:
     assert calls.get("last and best", 0) + calls.get("best", 0) == 1
     assert calls["end"] == 1
     assert seen["same actions"]
-    assert seen["stopped"] == "all steps done"
+    assert (seen["stopped"], seen["error"]) == ("all steps done", "")
     assert seen["config"]["environment"] == "CartPole-v1"
     assert seen["config"]["batch_size"] == 16
     with (results / "progress.csv").open() as file:
@@ -406,8 +413,28 @@ def test_a_run_with_a_failing_callback_stops_and_is_saved(program: Path, tmp_pat
     assert code == 1
     assert f"Error: The callback Raising failed in {hook}: RuntimeError: this is mine" in output
     assert list((tmp_path / "run/checkpoints").glob("checkpoint-*/manifest.json"))
-    assert json.loads((tmp_path / "run/noted.json").read_text())["calls"]["end"] == 1
+    noted = json.loads((tmp_path / "run/noted.json").read_text())
+    assert noted["calls"]["end"] == 1
+    expected = "" if hook == "on_end" else f"CallbackError: The callback Raising failed in {hook}: RuntimeError"
+    assert noted["seen"]["error"].partition(": this is mine")[0] == expected
     assert "Traceback" in (tmp_path / "run/run.log").read_text()
+
+
+def test_callbacks_learn_which_error_ended_a_run(tmp_path: Path) -> None:
+    noting = Noting()
+    session = Session(
+        *(Program("p", 0.0), parse_options(None, timesteps=100, run_dir=tmp_path, arguments=[])),
+        trainer_class=TinyDQN,
+        settings={},
+        actors=ActorSpec("CartPole-v1"),
+        replay=ReplaySpec(1000),
+        train=TrainSpec(),
+        callbacks=[noting],
+    )
+    session._begun = True
+    with pytest.raises(TrainerError, match="it diverged"), session:
+        raise TrainerError("it diverged")
+    assert noting.seen["error"] == "TrainerError: it diverged"
 
 
 def test_a_run_stops_for_a_reason() -> None:

@@ -41,7 +41,7 @@ from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.errors import CheckpointError, PolicyError
 from pearl.exploration import EpsilonGreedy
 from pearl.policy import export_policy
-from pearl.policy.description import PolicyDescription, write_description
+from pearl.policy.description import PolicyDescription, read_description, write_description
 from pearl.policy.plain_values import space_from_json, space_to_json, value_from_json, value_to_json
 from pearl.replay.storage import DataStorage
 from pearl.runtime.experience import ReplayExperience
@@ -547,6 +547,31 @@ def test_a_resumed_run_under_way_is_loaded_from_its_checkpoint(tmp_path: Path) -
         found, obs = pearl.load_policy(run), observations(case[1], 5)
         assert (found.origin.which, found.origin.step) == origin
         np.testing.assert_allclose(found.predict(obs), greedy(weights, obs, case), rtol=1e-4)
+
+
+def test_checkpoints_elsewhere_are_loaded_if_they_are_the_runs_own(tmp_path: Path) -> None:
+    case = CASES["DDPG"]
+    mine, other = trained(case, 1), trained(case, 2)
+    run, elsewhere = run_folder(tmp_path / "run", case, mine), tmp_path / "elsewhere"
+    (run / "weights.safetensors").unlink()
+    write_description(read_description(run / "policy.json"), run, elsewhere)
+    storage = DataStorage(TransitionSpec.from_spaces(case[1], case[2]), 8)
+    experience = ReplayExperience(NativeReplayManager(8, seed=1), storage)
+
+    def save(trainer: Any, folder: Path, step: int, owner: Path | None) -> None:
+        state = RunState({}, trainer, experience, run_folder="" if owner is None else str(owner))
+        state.save(folder, Counters(env_steps=step, gradient_steps=20))
+
+    save(other, run / "checkpoints", 90, None)  # of an earlier run
+    with pytest.raises(PolicyError, match=r"nor a checkpoint of its own in .*elsewhere: the run has saved nothing yet"):
+        pearl.load_policy(run)
+    save(mine, elsewhere, 70, run)
+    found, obs = pearl.load_policy(run), observations(case[1], 5)
+    assert (found.origin.which, found.origin.step) == ("last", 70)
+    np.testing.assert_allclose(found.predict(obs), greedy(mine, obs, case), rtol=1e-4)
+    save(other, elsewhere, 80, tmp_path / "another")
+    with pytest.raises(PolicyError, match="nor a checkpoint of its own"):
+        pearl.load_policy(run)
 
 
 def test_a_run_under_way_is_loaded_from_its_checkpoint(tmp_path: Path) -> None:

@@ -114,6 +114,7 @@ def test_program_runs_and_leaves_its_results(programs: dict[int, Path], tmp_path
         assert "Learning curve: none, by --no-plot" in output
         assert "--timesteps 1,000 counts the steps of the whole run" in output
         assert "nothing is trained" in output
+        assert "No training step was done" not in output, "that was said already"
         assert "1,000 steps 100%" in output
 
 
@@ -294,6 +295,9 @@ def test_serial_runs_repeat_and_resume_to_the_bit(tmp_path: Path, quick_profiles
     first, last = summary(tmp_path / "whole"), summary(tmp_path / "resumed")
     for same in ("env_steps", "gradient_steps", "episodes", "replay_ratio", "last", "best"):
         assert last[same] == first[same]
+    (tmp_path / "resumed" / "weights.safetensors").unlink()
+    origin = pearl.load_policy(tmp_path / "resumed", "last").origin
+    assert origin.file == str(checkpoints(tmp_path / "half")[-1]), "where --checkpoint-dir says"
 
 
 def test_an_evaluation_that_waits_for_training_is_made_after_a_resumption(

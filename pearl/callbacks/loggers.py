@@ -93,11 +93,11 @@ class WandbLogger(_Logger):
         self._run.log({**values, "env_steps": step})
 
     def on_end(self, run: RunContext) -> None:
-        """Send the last numbers, and finish the run there."""
+        """Send the last numbers, and finish the run there: as failed if an error ended it."""
         if self._run is not None:
             self._send_numbers(run)
-            self._run.summary["stopped"] = run.stopped
-            self._run.finish()
+            self._run.summary["stopped"] = run.stopped or run.error
+            self._run.finish(exit_code=1 if run.error else 0)
 
     def state_dict(self) -> dict[str, Any]:
         """The run's id there."""
@@ -146,11 +146,11 @@ class MLflowLogger(_Logger):
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def on_end(self, run: RunContext) -> None:
-        """Send the last numbers, and finish the run there."""
+        """Send the last numbers, and finish the run there: as failed if an error ended it."""
         if self._client is not None:
             self._send_numbers(run)
-            self._client.set_tag(self._run_id, "stopped", run.stopped)
-            self._client.set_terminated(self._run_id)
+            self._client.set_tag(self._run_id, "stopped", run.stopped or run.error)
+            self._client.set_terminated(self._run_id, "FAILED" if run.error else "FINISHED")
 
     def state_dict(self) -> dict[str, Any]:
         """The run's id there."""

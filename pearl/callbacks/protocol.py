@@ -51,6 +51,10 @@ class RunContext(Protocol):
     def stopped(self) -> str:
         """Why the run has stopped or is about to; "" while it goes on."""
 
+    @property
+    def error(self) -> str:
+        """In `on_end`: kind and message of the error that ended the run; "" if it did not fail."""
+
     def scalars(self) -> Mapping[str, float]:
         """The numbers of `progress.csv`, as they are now."""
 

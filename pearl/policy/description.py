@@ -26,6 +26,7 @@ from pearl.policy.plain_values import Json, settings_from_json, settings_to_json
 from pearl.policy.source import module_of
 
 POLICY_FILE = "policy.json"
+CHECKPOINTS = "checkpoints"
 FORMAT, FORMAT_VERSION = "pearl policy", 2
 _LONGEST = 64 * 2**20
 
@@ -96,8 +97,11 @@ class PolicyDescription:
             *(unshared_normalization, made or EnvironmentSource(), unprepared_space),
         )
 
-    def to_json(self) -> str:
-        """The text of `policy.json`; PolicyError if the spaces or the environment's arguments have none."""
+    def to_json(self, checkpoints: Path | None = None) -> str:
+        """The text of `policy.json`; PolicyError if the spaces or the environment's arguments have none.
+
+        `checkpoints` is the folder of the run's checkpoints where that is not the run folder's own.
+        """
         content: dict[str, Json] = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
@@ -112,6 +116,8 @@ class PolicyDescription:
             "made": self.made.to_json(),
             "unprepared_space": None if self.unprepared_space is None else space_to_json(self.unprepared_space),
         }
+        if checkpoints is not None:
+            content["checkpoints"] = str(checkpoints)
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
     @classmethod
@@ -168,21 +174,31 @@ def _source(trainer_class: type) -> TrainerSource:
     return TrainerSource(trainer_class.__qualname__, algorithm, module, "" if file is None else str(file))
 
 
-def write_description(description: PolicyDescription, folder: Path) -> None:
+def write_description(description: PolicyDescription, folder: Path, checkpoints: Path | None = None) -> None:
     """Write `policy.json` into a run's folder; where that fails, one warning says that no policy can be loaded."""
     try:
-        write_text(folder / POLICY_FILE, description.to_json(), durable=False)
+        elsewhere = None if checkpoints == folder / CHECKPOINTS else checkpoints
+        write_text(folder / POLICY_FILE, description.to_json(elsewhere), durable=False)
     except (OSError, PolicyError) as error:
         logger.warning(
             "%s cannot be written: %s pearl.load_policy will not load this run.", folder / POLICY_FILE, error
         )
 
 
+def checkpoints_of(folder: Path) -> Path:
+    """Where the checkpoints of the run in `folder` are."""
+    try:
+        content = json.loads(_read(folder / POLICY_FILE))
+    except (OSError, ValueError, RecursionError):
+        content = None
+    stated = content.get("checkpoints") if isinstance(content, dict) else None
+    return Path(stated) if isinstance(stated, str) else folder / CHECKPOINTS
+
+
 def read_description(file: Path) -> PolicyDescription:
     """The description in `file`; PolicyError if it is missing, damaged or of another version."""
     try:
-        with file.open("rb") as stream:
-            content = stream.read(_LONGEST + 1)
+        content = _read(file)
     except FileNotFoundError:
         raise PolicyError(
             f"There is no {file.name} in {file.parent}: it is no folder of a run, or the run is of a version of "
@@ -193,3 +209,8 @@ def read_description(file: Path) -> PolicyDescription:
     if len(content) > _LONGEST:
         raise PolicyError(f"{file} is longer than {_LONGEST} bytes: it is no description of a policy.")
     return PolicyDescription.from_json(content.decode("utf-8", errors="replace"), str(file))
+
+
+def _read(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        return stream.read(_LONGEST + 1)

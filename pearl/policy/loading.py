@@ -22,13 +22,13 @@ from pearl.algorithms import ALGORITHMS
 from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer, schedule_settings_of
 from pearl.errors import CheckpointError, PearlError, PolicyError
 from pearl.learner.native_plan import UnsupportedError
-from pearl.policy.description import POLICY_FILE, PolicyDescription, read_description
+from pearl.policy.description import CHECKPOINTS, POLICY_FILE, PolicyDescription, checkpoints_of, read_description
 from pearl.policy.saved import SavedPolicy, WeightsOrigin, check_seed
 from pearl.policy.source import import_from_file
 from pearl.runtime.checkpoint import latest_checkpoint, step_of
 from pearl.runtime.checkpoint_files import Stored, check_file, read_manifest, read_tensors
 from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS
-from pearl.runtime.run_state import BEST_PREFIX
+from pearl.runtime.run_state import BEST_PREFIX, RUN_FOLDER
 from pearl.runtime.trainer_state import load_networks
 from pearl.schedules import names_code
 from pearl.spec import OBSERVATION_STATISTICS
@@ -137,7 +137,8 @@ def _read_file(path: Path) -> tuple[PolicyDescription, Mapping[str, Stored], Wei
 def _read_weights(run: Path, which: Which | None) -> tuple[Mapping[str, Stored], WeightsOrigin]:
     files = {"best": run / BEST_WEIGHTS, "last": run / LAST_WEIGHTS}
     chosen: Which = which or ("best" if files["best"].is_file() or not files["last"].is_file() else "last")
-    file, checkpoint = files[chosen], latest_checkpoint(run / "checkpoints")
+    file, checkpoints = files[chosen], checkpoints_of(run)
+    checkpoint = _latest_checkpoint(run, checkpoints)
     ended = _origin_of(run, "last", files["last"]).step
     if checkpoint is not None and ended is not None and step_of(checkpoint) > ended:  # the run was resumed since
         return _read_checkpoint(run, checkpoint, which)
@@ -151,8 +152,16 @@ def _read_weights(run: Path, which: Which | None) -> tuple[Mapping[str, Stored],
             'Load the last ones, with which="last".'
         )
     raise PolicyError(
-        f"{run} has neither {LAST_WEIGHTS} nor a checkpoint in {run / 'checkpoints'}: the run has saved nothing yet."
+        f"{run} has neither {LAST_WEIGHTS} nor a checkpoint of its own in {checkpoints}: the run has saved nothing yet."
     )
+
+
+def _latest_checkpoint(run: Path, checkpoints: Path) -> Path | None:
+    """The run's newest checkpoint; None where another run has used the folder since, or there is none."""
+    found = latest_checkpoint(checkpoints)
+    if found is None or checkpoints == run / CHECKPOINTS:
+        return found
+    return found if read_manifest(found).counters.get(RUN_FOLDER) == str(run.resolve()) else None
 
 
 def _origin_of(run: Path, which: Which, file: Path) -> WeightsOrigin:

@@ -39,7 +39,7 @@ from pearl.errors import (
 from pearl.ipc.queues import Bell, WeightSyncQueue
 from pearl.lazy_torch import torch, when_imported
 from pearl.learner.native_plan import UnsupportedError
-from pearl.policy.description import PolicyDescription, write_description
+from pearl.policy.description import CHECKPOINTS, PolicyDescription, write_description
 from pearl.policy.environment import EnvironmentSource, environment_text
 from pearl.runtime.backup import move_aside
 from pearl.runtime.benchmark import Benchmark
@@ -129,6 +129,7 @@ class Run(abc.ABC):
         self.insertion_rows = data_flow.insertion_rows
         self.counters = Counters()
         self._begun = False
+        self._is_done = False  # the checkpoint, before this program began
         self._evaluation_envs = EvaluationEnvs(actors.evaluation, options.eval_max_steps)
         self._busy_cores: float = actors.count  # by Actors and Learner
         self._evaluation_s = 0.0  # that the last short evaluation held training up
@@ -153,6 +154,7 @@ class Run(abc.ABC):
         self._drift = self._drift_watch()
         self._drift_at = (-math.inf, 0, 0.0)  # time, steps and busy seconds of the last observation
         self._recompose_because = ""
+        self.error = ""  # what ended the run, if it failed
         own = self.settings.get("callbacks", getattr(trainer_class, "callbacks", ()))
         self._callbacks = CallbackCalls(own, callbacks, Context(self), self._callback_failed)
         self._tell_after("collected", "on_step")
@@ -207,7 +209,7 @@ class Run(abc.ABC):
             self._supervisor.stop_parties()
             self._telemetry.write_trace(self.report.say)
             if self._begun:  # unless `finish` did
-                self._callbacks.end()
+                self._end_callbacks(error)
         finally:
             self._close_evaluations()
             self._shared_warnings.uninstall()
@@ -280,7 +282,9 @@ class Run(abc.ABC):
         if normalizes := ", ".join(f.name for f in self.transition.statistics):
             identity["normalization"] = normalizes
         places = environment_text(self.actors.evaluation), environment_text(self.actors.training)
-        self._state = RunState(identity, self.trainer, experience, self._callbacks, *places)
+        folder, checkpoints = self.options.run_dir, self.options.checkpoint_dir
+        elsewhere = "" if checkpoints == folder / CHECKPOINTS else str(folder.resolve())
+        self._state = RunState(identity, self.trainer, experience, self._callbacks, *places, elsewhere)
         best = None
         if self.options.resume:
             self.counters, best = self._state.load(self.options.checkpoint_dir)
@@ -290,6 +294,7 @@ class Run(abc.ABC):
                     f"--timesteps {self.options.timesteps:,} counts the steps of the whole run, which that checkpoint "
                     "has done: nothing is trained. Give more."
                 )
+                self._is_done = True
         elif not self.options.bench and latest_checkpoint(self.options.checkpoint_dir) is not None:
             earlier = self.options.checkpoint_dir.glob("checkpoint-*")
             aside = move_aside(earlier, self.options.checkpoint_dir)
@@ -349,7 +354,7 @@ class Run(abc.ABC):
             return
         self.report.open()  # moves an earlier run's composition aside
         keep_composition(self.options.program, self.options.run_dir)
-        write_description(self.describe_policy(), self.options.run_dir)
+        write_description(self.describe_policy(), self.options.run_dir, self.options.checkpoint_dir)
         self._begun = True
         self._callbacks.start()
 
@@ -685,14 +690,25 @@ class Run(abc.ABC):
 
     def finish(self) -> int:
         """End the run: checkpoint, weights, curve, evaluation, summary. Returns the exit code."""
+        failure = None
         try:
             code = self._finish()
+        except BaseException as error:
+            failure = error
+            raise
         finally:
             if self._begun:
-                self._callbacks.end()
+                self._end_callbacks(failure)
         if isinstance(self._supervisor.failure, CallbackError):  # in the last evaluations, or at the end
             raise self._supervisor.failure
         return code
+
+    def _end_callbacks(self, error: BaseException | None) -> None:
+        """Call `on_end` of the callbacks, unless it was; `error` ends the run."""
+        error = self._supervisor.failure if error is None else error
+        if error is not None and not isinstance(error, RecompositionDueError) and not self.error:
+            self.error = f"{type(error).__name__}: {error}"
+        self._callbacks.end()
 
     def _finish(self) -> int:
         supervisor, report = self._supervisor, self.report
@@ -765,7 +781,8 @@ class Run(abc.ABC):
         return self._saved[:2] == (self.counters.env_steps, self.counters.gradient_steps)
 
     def _warn_of_no_training(self) -> None:
-        if self.counters.gradient_steps == self._steps_before and not self._supervisor.signalled:
+        is_explained = self._is_done or self._supervisor.signalled
+        if self.counters.gradient_steps == self._steps_before and not is_explained:
             logger.warning("No training step was done. %s", self._data_flow.why_no_training())
 
 

@@ -81,6 +81,11 @@ class Context:
         """Why the run has stopped."""
         return self._run.stop_reason
 
+    @property
+    def error(self) -> str:
+        """What ended the run, if it failed."""
+        return self._run.error
+
     def scalars(self) -> Mapping[str, float]:
         """The numbers of `progress.csv`."""
         return self._run.report.scalars()

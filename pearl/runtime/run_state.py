@@ -38,6 +38,7 @@ _CALLBACKS = "callbacks"  # the scalar with their states, as JSON
 _BEST_SCALARS = ("mean", "episodes", "env_steps", "gradient_steps")
 _EVALUATED_IN = f"{BEST_PREFIX}evaluated_in"
 _TRAINED_IN = "trained_in"
+RUN_FOLDER = "run_folder"
 
 
 @dataclass
@@ -140,7 +141,8 @@ class RunState:
     """The parts of a run that a checkpoint covers.
 
     `evaluated_in` says in which environment evaluations play: best weights from another one are dropped. `trained_in`
-    is the environment of the Actors; a warning says if it changed. "": not known.
+    is the environment of the Actors; a warning says if it changed. "": not known. `run_folder` is the run's folder if
+    its checkpoints are elsewhere, where another run may save its own later.
     """
 
     identity: Mapping[str, str]
@@ -149,6 +151,7 @@ class RunState:
     callbacks: CallbackCalls | None = None
     evaluated_in: str = ""
     trained_in: str = ""
+    run_folder: str = ""
 
     def save(self, directory: Path, counters: Counters, best: Best | None = None) -> Path:
         """Write a checkpoint into `directory`; nothing may change meanwhile."""
@@ -158,6 +161,7 @@ class RunState:
             scalars[_CALLBACKS] = self.callbacks.states()
         scalars |= stated_rates(self.trainer)
         scalars |= {_TRAINED_IN: self.trained_in} if self.trained_in else {}
+        scalars |= {RUN_FOLDER: self.run_folder} if self.run_folder else {}
         tensors = module_tensors(self.trainer)
         if random := torch_random_tensors():
             tensors[RANDOM_GROUP] = {**random}
@@ -240,6 +244,7 @@ class RunState:
             _CALLBACKS,
             _EVALUATED_IN,
             _TRAINED_IN,
+            RUN_FOLDER,
             *(f"{BEST_PREFIX}{name}" for name in _BEST_SCALARS),
         }
         known |= stated_rates(self.trainer).keys()
