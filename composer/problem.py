@@ -55,8 +55,8 @@ class Problem(TrainingProblem):
 
     @property
     def insertions(self) -> int:
-        """The transitions inserted in one iteration: one per environment, as far as the replay holds them."""
-        return min(self.actors.env_count, self.replay.capacity)
+        """The transitions inserted in one iteration: a step's of each environment, as far as the replay holds them."""
+        return min(self.actors.env_count * self.train.rows_per_step, self.replay.capacity)
 
     def random_columns(self, rows: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """`rows` synthetic transitions."""

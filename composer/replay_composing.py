@@ -51,6 +51,7 @@ from composer.tunables import REPLAY_RATIO, start_of
 from composer.tuning import balanced_ratio, tuned, updates_per_step
 from pearl.actors.actor import check_messages_fit, message_rows
 from pearl.actors.environment import check_evaluation_env, probe
+from pearl.actors.hindsight import check_hindsight
 from pearl.actors.waiting import end_waiting
 from pearl.algorithms.trainer import (
     Trainer,
@@ -77,7 +78,7 @@ from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec, check_b
 logger = logging.getLogger("pearl.composer")
 
 _MEASURED_FILE_BYTES = 2**30
-_TRAINING_DEFAULTS = ("batch_size", "replay_ratio", "learning_starts", "gamma", "n_step")
+_TRAINING_DEFAULTS = ("batch_size", "replay_ratio", "learning_starts", "gamma", "n_step", "hindsight_goals")
 
 _Profiler = TypeVar("_Profiler", bound=Profiler)
 
@@ -245,6 +246,7 @@ class ReplayComposing(Composing):
             _, most = updates_per_step(self.trainer_class, settings)
             train = dataclasses.replace(train, replay_ratio=most * train.batch_size)
         train = self._paced(train)
+        check_hindsight(train, transition, replay, probed.unprepared_space, self.actors.env_name)
         make_explorer(getattr(trainer, "exploration", None), action_space, 1, np.random.default_rng(0))
         _check_sizes(replay, self.actors, train)
         if line := memory_line(replay, transition):

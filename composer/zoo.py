@@ -130,7 +130,7 @@ _ADVICE = {
     "rms_prop_eps": "A2C trains with Adam here",
     "callback": "write a callback of PEARL (docs/callbacks.md)",
     "vec_env_wrapper": "wrap the single environment, with Composer.set_wrappers",
-    "replay_buffer_class": "replays with hindsight (HER) do not exist here",
+    "replay_buffer_class": "of these classes, only HerReplayBuffer has a counterpart here",
     "replay_buffer_kwargs": "transitions cut by a time limit always keep their bootstrap here",
     "noise_std_final": "leave it out, and give the noise a schedule yourself (docs/schedules.md)",
 }
@@ -330,7 +330,8 @@ class _Mapping:
             self._refuse("env_kwargs", kwargs, "expected numbers, texts and booleans by name")
         policy = self._take("policy")
         kind = self.defaults["policy"].removeprefix("Mlp")
-        if policy not in (f"Mlp{kind}", f"Cnn{kind}"):
+        # That of goals is one of observations in a row, as here.
+        if policy not in (f"Mlp{kind}", f"Cnn{kind}", *([f"MultiInput{kind}"] if self._has_hindsight else [])):
             self._refuse("policy", policy, f"the networks are those of Mlp{kind}, and for images of Cnn{kind}")
         self._wrap(self._take("env_wrapper"))
         return timesteps
@@ -451,9 +452,7 @@ class _Mapping:
         if self.left.get("optimize_memory_usage") is True:
             self.left.pop("optimize_memory_usage")
             self.replay["share_next_obs"] = True
-        kwargs = _parsed(self.left.get("replay_buffer_kwargs", {}))
-        if kwargs in ({}, {"handle_timeout_termination": True}):
-            self.left.pop("replay_buffer_kwargs", None)
+        self._replay_buffer()
         every = self._frequency()
         if hasattr(self.algorithm, "target_update_interval"):
             self._target_updates(every)
@@ -462,6 +461,28 @@ class _Mapping:
         self._exploration(timesteps)
         if hasattr(self.algorithm, "temperature"):
             self._temperature()
+
+    def _replay_buffer(self) -> None:
+        stated = _parsed(self.left.get("replay_buffer_kwargs", {}))
+        kwargs = {**stated} if isinstance(stated, dict) else {"": stated}
+        if self._has_hindsight:
+            self.left.pop("replay_buffer_class")
+            strategy, goals = kwargs.pop("goal_selection_strategy", "future"), kwargs.pop("n_sampled_goal", 4)
+            if strategy != "future" or type(goals) is not int or goals < 1:
+                self._refuse("replay_buffer_kwargs", stated, "goals are those of later steps here, one or more of each")
+                goals = 0
+            self.training["hindsight_goals"] = goals
+            self.notes.append(
+                f"n_sampled_goal: transitions with other goals are stored here, so that {self.replay['size']:,} "
+                f"transitions are those of {self.replay['size'] // (1 + goals):,} steps"
+            )
+        if kwargs in ({}, {"handle_timeout_termination": True}):
+            self.left.pop("replay_buffer_kwargs", None)
+
+    @property
+    def _has_hindsight(self) -> bool:
+        stated = self.left.get("replay_buffer_class")
+        return isinstance(stated, str) and stated.rpartition(".")[2] == "HerReplayBuffer"
 
     def _frequency(self) -> tuple[int, int]:
         """Transitions from one training to the next, and the gradient steps then."""

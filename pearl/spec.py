@@ -660,7 +660,8 @@ class TrainSpec:
     `priority_update_delay` (thesis 4.3.1) is how many priority updates may still be missing when setting 1 samples;
     setting 2 samples after the last update. `insertion_rows` is how many collected transitions wait in the host's
     buffer until they are inserted (none waits longer than 50 ms); 0: 128, or 16 steps of all environments if those are
-    fewer.
+    fewer. `hindsight_goals` is how many further transitions each step brings, with goals that its episode reached later
+    (`pearl.actors.hindsight`); `replay_ratio` and `learning_starts` count none of these.
     """
 
     batch_size: int = 64
@@ -671,11 +672,12 @@ class TrainSpec:
     n_step: int = 1
     weight_sync_interval: int = 8
     insertion_rows: int = 0
+    hindsight_goals: int = 0
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "n_step", "weight_sync_interval"):
             _require_whole(name, getattr(self, name), 1)
-        for name in ("learning_starts", "priority_update_delay", "insertion_rows"):
+        for name in ("learning_starts", "priority_update_delay", "insertion_rows", "hindsight_goals"):
             _require_whole(name, getattr(self, name), 0)
         _require(
             _is_number(self.replay_ratio) and (0 < self.replay_ratio <= 1e6 or self.replay_ratio == math.inf),
@@ -683,6 +685,11 @@ class TrainSpec:
         )
         gamma = self.gamma
         _require(_is_number(gamma) and 0.0 <= gamma <= 1.0, f"gamma must be a number in [0, 1]; found {gamma!r}.")
+
+    @property
+    def rows_per_step(self) -> int:
+        """Transitions that a step of an environment brings in all."""
+        return 1 + self.hindsight_goals
 
 
 def check_overlap(overlap: int, average_every: int) -> None:

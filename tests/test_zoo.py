@@ -296,6 +296,22 @@ def test_sac_td3_ddpg_and_a2c(zoo: Path) -> None:
     assert (adam.notes, adam.trainer["entropy_coefficient"]) == ((), 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("kwargs", "goals"),
+    [("\"dict(goal_selection_strategy='future', n_sampled_goal=6)\"", 6), ("{handle_timeout_termination: true}", 4)],
+)
+def test_hindsight(tmp_path: Path, kwargs: str, goals: int) -> None:
+    file = tmp_path / "sac.yml"
+    file.write_text(
+        "FetchReach-v4: {n_timesteps: 2e4, policy: MultiInputPolicy, replay_buffer_class: HerReplayBuffer, "
+        f"buffer_size: 7000, replay_buffer_kwargs: {kwargs}" + "}\n"
+    )
+    found = zoo_settings(file, "FetchReach-v4")
+    assert (found.training["hindsight_goals"], found.replay["size"]) == (goals, 7000)
+    (note,) = (note for note in found.notes if "n_sampled_goal" in note)
+    assert f"7,000 transitions are those of {7000 // (1 + goals):,} steps" in note
+
+
 def test_a_recurrent_ppo(zoo: Path) -> None:
     found = zoo_settings(zoo / "ppo_lstm.yml", "CartPoleNoVel-v1")
     assert (found.algorithm, found.timesteps) == (RecurrentPPO, 100_000)
@@ -383,8 +399,13 @@ def test_settings_are_left_out_on_request(zoo: Path) -> None:
             "policy_kwargs: dict(net_arch=[__import__('os').getpid()]) (expected plain values",
         ),
         (
-            "CartPole-v1: {n_timesteps: 10, replay_buffer_class: HerReplayBuffer}",
-            "replay_buffer_class: HerReplayBuffer",
+            "CartPole-v1: {n_timesteps: 10, replay_buffer_class: mine.Buffer}",
+            "replay_buffer_class: mine.Buffer (of these classes, only HerReplayBuffer has a counterpart here)",
+        ),
+        (
+            "CartPole-v1: {n_timesteps: 10, replay_buffer_class: HerReplayBuffer, replay_buffer_kwargs: "
+            "\"dict(goal_selection_strategy='final')\"}",
+            "(goals are those of later steps here, one or more of each)",
         ),
         ("CartPole-v1: {n_timesteps: 10, env_kwargs: [1]}", "env_kwargs: "),
     ],

@@ -49,6 +49,8 @@ MEANINGS = {
     "gradient_steps": "of [Stable-Baselines3](../rl_zoo.md#train_freq-and-gradient_steps), with `train_freq`",
     "hidden_sizes": "sizes of the default networks' hidden layers",
     "horizon": "steps of each environment in a rollout",
+    "hindsight_goals": "further transitions of each step, with goals reached later: see "
+    "[goals](../environments.md#goals)",
     "initial_log_std": "log deviation of `Box` actions at the start",
     "initial_temperature": "where a learned temperature starts",
     "layer_norm": "normalise the hidden layers of an MLP, so that values stay within what is possible",

@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode
 from pearl.action_masks import MaskReader
 from pearl.actors.actions import EnvironmentActions
 from pearl.actors.environment import close_envs, make_vector_env
+from pearl.actors.hindsight import Hindsight
 from pearl.actors.n_step import NStepWindow
 from pearl.actors.native_policy import NativePolicy, PolicyPlan
 from pearl.actors.observations import check_observations, require_shape
@@ -91,7 +92,7 @@ class ActorSetup:
 
 def message_rows(actors: ActorSpec, train: TrainSpec, steps: int = STEPS_PER_MESSAGE) -> int:
     """Rows of one DCQ message: `steps` vector steps, and room for episode ends."""
-    return actors.envs_per_actor * (steps + train.n_step)
+    return actors.envs_per_actor * (steps + train.n_step) * train.rows_per_step
 
 
 def check_messages_fit(replay: ReplaySpec, actors: ActorSpec, train: TrainSpec) -> None:
@@ -224,7 +225,7 @@ class VectorActor(abc.ABC):
         self._count = setup.spec.envs_per_actor
         self._taken = EnvironmentActions(action_space)
         seeds = np.random.SeedSequence((setup.seed, setup.index, setup.restarts))
-        env_seed, noise_seed = seeds.spawn(2)
+        env_seed, noise_seed, self._goal_seed = seeds.spawn(3)
         self.rng = np.random.default_rng(noise_seed)
         self._same_step = autoreset_mode(self.envs) is AutoresetMode.SAME_STEP
         masked = any(f.name in (ACTION_MASK, NEXT_ACTION_MASK) for f in transition.fields)
@@ -325,6 +326,10 @@ class Actor(VectorActor):
         self._sequences = None if self.transition.sequence is None else SequenceWindow(*steps)
         if self._sequences is None:
             self._window = NStepWindow(*steps)
+        self._hindsight: Hindsight | None = None
+        if setup.train.hindsight_goals:
+            rng = np.random.default_rng(self._goal_seed)
+            self._hindsight = Hindsight(setup.train, self.transition, setup.spec, self.envs, rng)
         self._explorer = make_explorer(
             self.policy.exploration, action_space, self._count, self.rng, setup.train.learning_starts
         )
@@ -354,8 +359,16 @@ class Actor(VectorActor):
                     "Leave it out, or take an algorithm without recurrent layers."
                 )
 
+    def close(self) -> None:
+        """Close the environments."""
+        super().close()
+        if self._hindsight is not None:
+            self._hindsight.close()
+
     def reset(self, seed: int | None) -> None:
         """Start new episodes everywhere."""
+        if self._hindsight is not None:
+            self._hindsight.clear()
         self._obs = self._first_observations(seed)
         policy = self.policy
         self._memory = CarriedState(policy.initial_state(self._count)) if isinstance(policy, RecurrentPolicy) else None
@@ -437,6 +450,8 @@ class Actor(VectorActor):
             row = self._window.push(*step, done, real, message, row, further)
         else:
             row = self._window.push(*step, done, real, message, row)
+        if self._hindsight is not None:
+            row = self._hindsight.push(*step, done, real, message, row)
         episodes = self._count_episodes(message, episodes, reward, done, real, any_done)
         self._ended, self._any_ended = done, any_done
         self._obs = converted

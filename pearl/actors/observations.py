@@ -168,10 +168,12 @@ def unprepared_space(vector: gym.vector.VectorEnv[Any, Any, Any]) -> gym.Space[A
         return layer.env.single_observation_space
     while (inner := getattr(layer, "envs", None)) is None and isinstance(layer, gym.vector.VectorWrapper):
         layer = layer.env
-    single = inner[0] if inner else None
-    if isinstance(single, _Flattened):
-        return single.env.observation_space
-    return vector.single_observation_space
+    return own_space(inner[0]) if inner else vector.single_observation_space
+
+
+def own_space(env: gym.Env[Any, Any]) -> gym.Space[Any]:
+    """The space of the own observations of a single environment with prepared ones."""
+    return env.env.observation_space if isinstance(env, _Flattened) else env.observation_space
 
 
 def prepare_env(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:

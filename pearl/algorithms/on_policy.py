@@ -48,6 +48,7 @@ _LARGE_RETURN = 100.0
 # Settings of every trainer that rollouts leave unused.
 _OF_REPLAYS = (
     *("replay_ratio", "least_updates_per_step", "most_updates_per_step", "learning_starts", "n_step", "exploration"),
+    "hindsight_goals",
 )
 
 

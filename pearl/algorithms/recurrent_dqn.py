@@ -43,6 +43,7 @@ class RecurrentDQN(DQN):
     """
 
     _knows_masks: ClassVar[bool] = False
+    _unused: ClassVar[frozenset[str]] = frozenset(("hindsight_goals",))
     _algorithm: ClassVar[str] = "RecurrentDQN"
 
     cell: str = "lstm"

@@ -126,7 +126,8 @@ class Trainer(abc.ABC):
     left to the composer ("auto") is `least_updates_per_step` to `most_updates_per_step` batches for each transition.
     `train_freq` and `gradient_steps` are Stable-Baselines3's way to state a replay ratio
     (pearl.algorithms.update_frequency). `learning_rate_schedule` (pearl.schedules) is the factor of all learning rates
-    over the run's steps: with "linear" they fall to 0.
+    over the run's steps: with "linear" they fall to 0. `hindsight_goals`, in environments with goals, is how many
+    further transitions each step brings, with goals that its episode reached later (pearl.actors.hindsight).
 
     With `normalize_observations`, stored observations are shifted and scaled by running mean and deviation, with
     `reward_standardization` "returns", rewards are divided by the deviation of the discounted return (both as
@@ -149,6 +150,7 @@ class Trainer(abc.ABC):
     learning_starts: int = 1000
     gamma: float = 0.99
     n_step: int = 1
+    hindsight_goals: int = 0
     hidden_sizes: tuple[int, ...] = (64, 64)
     learning_rate: float = 1e-3
     learning_rate_schedule: Schedule = "constant"

@@ -21,7 +21,8 @@ class ReplayRatio:
     """Keeps the ratio of samples trained to transitions collected at `train.replay_ratio`.
 
     Training waits for data, and collection waits for training. The rules are those of a `RateLimiter`, but the host
-    asks instead of blocking, and the counts are the run's `counters`, which checkpoints save. `lead_rows` is how many
+    asks instead of blocking, and the counts are the run's `counters`, which checkpoints save. Of the transitions that a
+    step brings with `train.hindsight_goals`, only its own counts. `lead_rows` is how many
     transitions may be collected and not yet stored. Collection may lead by these plus the transitions of one batch, so
     that one side can always continue. With an infinite ratio neither waits.
     """
@@ -50,6 +51,7 @@ class ReplayRatio:
             self._limiter.reconfigure(samples_per_insert=1.0, min_size=begin, error_buffer=math.inf)
             return
         # Must suffice for a batch when collection waits and `lead_rows` of the collected rows are not yet stored.
+        ratio /= self._train.rows_per_step
         lead = self._lead_rows + math.ceil(batch / ratio)
         per_insert = _UNITS * ratio
         self._limiter.reconfigure(samples_per_insert=per_insert, min_size=begin, error_buffer=(0.0, per_insert * lead))
@@ -76,18 +78,18 @@ class ReplayRatio:
 
     @property
     def achieved(self) -> float:
-        """Samples trained per transition stored since learning started."""
-        return self._counters.samples / max(1, self._counters.stored - self._starts)
+        """Samples trained per transition stored since learning started, but for those with other goals."""
+        return self._train.rows_per_step * self._counters.samples / max(1, self._counters.stored - self._starts)
 
 
 def first_batch(train: TrainSpec) -> int:
     """Transitions that must be stored before the first training step."""
-    return max(train.learning_starts, train.batch_size)
+    return max(train.rows_per_step * train.learning_starts, train.batch_size)
 
 
 def check_training_begins(train: TrainSpec, timesteps: int) -> None:
     """Raise ConfigurationError if a run of `timesteps` ends before it may train."""
-    if timesteps <= first_batch(train):
+    if train.rows_per_step * timesteps <= first_batch(train):
         raise ConfigurationError(
             f"A run of {timesteps:,} environment steps would not train: learning_starts is {train.learning_starts:,} "
             f"and a batch has {train.batch_size:,}. Raise timesteps above both, or lower learning_starts."
@@ -102,7 +104,7 @@ def training_absent(train: TrainSpec, timesteps: int, counters: Counters) -> str
             f"Nothing is left to train: the run is at step {counters.env_steps:,} and is to end at {timesteps:,}. "
             "Raise --timesteps."
         )
-    if counters.stored + left > first_batch(train):
+    if counters.stored + train.rows_per_step * left > first_batch(train):
         return ""
     return (
         f"This run will not train: it ends after {timesteps:,} environment steps, and training begins with more than "
@@ -134,6 +136,7 @@ def check_samples_last(replay: ReplaySpec, train: TrainSpec, lead_rows: int) -> 
     # two batches of different items: the next one and the one being trained.
     spare = most * capacity - (most + 1) * train.batch_size
     largest = float(most) if replay.mode == "fifo" else spare / (capacity + 2 * lead_rows)
+    largest *= train.rows_per_step  # transitions with other goals last, too
     if train.replay_ratio > largest:
         advice = f"Lower replay_ratio to {largest:.3g}" if largest > 0 else "Raise the replay's size"
         raise ConfigurationError(

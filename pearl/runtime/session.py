@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from pearl.actors.actor import check_messages_fit, message_rows
+from pearl.actors.hindsight import check_hindsight
 from pearl.algorithms.trainer import Trainer, transition_of
 from pearl.callbacks.protocol import Callback
 from pearl.replay.frames import check_shared
@@ -80,6 +81,8 @@ class Session(Run):
     def _columns(self) -> TransitionSpec:
         made = transition_of(self._trainer_class, self.observation_space, self.action_space, self.settings)
         check_shared(made, self.replay_spec)
+        space = self._probed.unprepared_space
+        check_hindsight(self.train, made, self.replay_spec, space, self.actors.env_name)
         return made
 
     def make_storage(self) -> HostDataStorage:

@@ -1,0 +1,321 @@
+"""Hindsight: further transitions with goals that their episode reached later, and the rewards of these goals."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import goal_environments  # noqa: F401  (registers PearlFlipBits-v0 and PearlCountUp-v0)
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from programs import make_program, run, summary
+from trainers import TinyDQN
+
+import pearl
+from pearl.actors import hindsight
+from pearl.actors.actor import Actor, ActorSetup, message_rows
+from pearl.actors.hindsight import Goals, check_hindsight
+from pearl.algorithms import PPO, RecurrentDQN
+from pearl.algorithms.trainer import make_trainer
+from pearl.errors import ConfigurationError, EnvError, TrainerError
+from pearl.runtime.data_flow import OffPolicy
+from pearl.runtime.replay_ratio import ReplayRatio, check_samples_last, first_batch, training_absent
+from pearl.runtime.run_state import Counters
+from pearl.spec import ActorSpec, Column, ReplaySpec, TrainSpec, TransitionSpec
+
+LENGTH, GAMMA = 5, 0.9
+
+
+def actor_of(train: TrainSpec, env: str = "PearlCountUp-v0", seed: int = 3, **spec: Any) -> Actor:
+    actors = ActorSpec(env, envs_per_actor=spec.pop("envs", 3), **spec)
+    return Actor(ActorSetup(TinyDQN, {}, actors, train, seed))
+
+
+def collect(actor: Actor, messages: int, *, relabelled_only: bool = False) -> dict[str, np.ndarray]:
+    """All rows of so many messages; with `relabelled_only`, without those of the steps themselves."""
+    rows = actor.setup.message_rows()
+    message: dict[str, np.ndarray] = actor.transition.empty(rows)
+    message |= {"counts": np.zeros(4, np.int64), "episode_return": np.zeros(rows), "episode_length": np.zeros(rows)}
+    if relabelled_only:
+        actor._window.push = lambda *arguments, **_: arguments[8]  # type: ignore[method-assign]
+    found = []
+    for _ in range(messages):
+        count = actor.collect(message)
+        assert count <= rows
+        found.append({f.name: message[f.name][:count].copy() for f in actor.transition.fields})
+    actor.close()
+    return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+
+
+# CountUp's observations in a row: achieved goal, desired goal, episode and step.
+ACHIEVED, DESIRED, EPISODE, STEP = slice(0, 2), slice(2, 4), 4, 5
+
+
+def check_rows(rows: dict[str, np.ndarray], n: int, goals: int, terminates: bool) -> Counter[tuple[int, int]]:
+    """Check rows of CountUp with other goals by what they show; the pairs of steps and steps that reached the goal."""
+    pairs: Counter[tuple[int, int]] = Counter()
+    per_step: Counter[tuple[float, float]] = Counter()
+    for obs, reward, next_obs, discount in zip(
+        *(rows[name] for name in ("obs", "reward", "next_obs", "discount")), strict=True
+    ):
+        step, goal = int(obs[STEP]), int(obs[DESIRED][0])
+        assert (obs[ACHIEVED] == [step, 2 * step]).all()
+        assert (obs[DESIRED] == [goal, 2 * goal]).all()
+        assert step < goal <= LENGTH, "reached by this step or a later one"
+        spanned = min(n, LENGTH - step, *([goal - step] if terminates else []))
+        assert reward == pytest.approx(sum(-(GAMMA**k) for k in range(spanned) if step + k + 1 != goal))
+        last = step + spanned
+        ends = last == (goal if terminates else LENGTH)
+        assert discount == pytest.approx(0.0 if ends else GAMMA**spanned)
+        expected = obs.copy()
+        expected[ACHIEVED], expected[STEP] = [last, 2 * last], last
+        assert (next_obs == expected).all()
+        pairs[step, goal] += 1
+        per_step[obs[EPISODE], step] += 1
+    assert set(per_step.values()) <= {goals, *range(goals)}
+    assert sum(count != goals for count in per_step.values()) <= 1, "only the last one is under way"
+    return pairs
+
+
+@pytest.mark.parametrize("goals", [1, 4])
+@pytest.mark.parametrize(
+    ("n", "kind", "spec"),
+    [
+        (1, "batches", {}),
+        (3, "batches", {}),
+        (7, "single", {}),
+        (2, "reversed", {}),
+        (1, "terminates", {}),
+        (3, "terminates", {"envs": 1}),
+        (3, "batches", {"vectorization": "vector_entry_point"}),
+    ],
+)
+def test_each_step_comes_once_more_with_goals_of_later_steps(goals: int, n: int, kind: str, spec: Any) -> None:
+    train = TrainSpec(n_step=n, gamma=GAMMA, hindsight_goals=goals)
+    rows = collect(actor_of(train, env_kwargs={"kind": kind}, **spec), 60, relabelled_only=True)
+    pairs = check_rows(rows, n, goals, kind == "terminates")
+    assert len(rows["obs"]) >= goals * (60 * 4 - 3 * LENGTH)
+    if goals == 4 and not spec:
+        assert set(pairs) == {(t, g) for t in range(LENGTH) for g in range(t + 1, LENGTH + 1)}
+        for t in range(LENGTH):
+            counts = [pairs[t, g] for g in range(t + 1, LENGTH + 1)]
+            assert min(counts) > 0.6 * np.mean(counts), "all later steps alike"
+
+
+def test_processes_of_environments_are_asked_through_one_of_their_own() -> None:
+    train = TrainSpec(gamma=GAMMA, hindsight_goals=2)
+    actor = actor_of(train, vectorization="async", envs=2)
+    assert actor._hindsight is not None
+    own = actor._hindsight._own
+    assert own is not None
+    check_rows(collect(actor, 8, relabelled_only=True), 1, 2, terminates=False)
+
+
+def test_steps_themselves_are_as_without_it() -> None:
+    train = TrainSpec(n_step=2, gamma=GAMMA)
+    plain = collect(actor_of(train), 12)
+    with_goals = collect(actor_of(TrainSpec(n_step=2, gamma=GAMMA, hindsight_goals=3)), 12)
+    own = with_goals["obs"][:, DESIRED.start] == -1
+    for name, column in plain.items():
+        assert (with_goals[name][own] == column).all()
+    assert 2.5 * len(plain["obs"]) < (~own).sum() <= 3 * len(plain["obs"])
+
+
+def test_what_waits_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hindsight, "_LONGEST", 20)
+    train = TrainSpec(gamma=GAMMA, hindsight_goals=2)
+    actor = actor_of(train, env_kwargs={"length": 10_000}, envs=2)
+    made = actor._hindsight
+    assert made is not None
+    rows = collect(actor, 50, relabelled_only=True)
+    goals, steps = rows["obs"][:, DESIRED.start], rows["obs"][:, STEP]
+    assert (goals > steps).all()
+    assert ((goals - 1) // 20 == steps // 20).all(), "a goal of the same 20 steps"
+    assert (rows["discount"] == np.float32(GAMMA)).all(), "the episode goes on"
+    assert len(made._waiting) <= 2
+    assert made._room < 100
+
+
+def test_numbers_as_goals() -> None:
+    actor = actor_of(TrainSpec(gamma=GAMMA, hindsight_goals=2), env_kwargs={"number": True, "kind": "single"})
+    rows = collect(actor, 20, relabelled_only=True)
+    count = LENGTH + 2
+    achieved, desired = rows["next_obs"][:, :count].argmax(1), rows["obs"][:, count : 2 * count].argmax(1)
+    assert (rows["obs"][:, count : 2 * count].sum(1) == 1).all()
+    assert (rows["reward"] == np.where(achieved == desired, 0.0, -1.0)).all()
+    assert 0 < (achieved == desired).sum() < len(achieved)
+
+
+def test_a_reset_forgets_what_is_under_way() -> None:
+    actor = actor_of(TrainSpec(gamma=GAMMA, hindsight_goals=2))
+    made = actor._hindsight
+    assert made is not None
+    message: dict[str, np.ndarray] = actor.transition.empty(actor.setup.message_rows())
+    message |= {"counts": np.zeros(4, np.int64), "episode_return": np.zeros(99), "episode_length": np.zeros(99)}
+    for _ in range(3):
+        actor.collect(message)
+    assert made._waiting
+    assert made._length.any()
+    actor.reset(5)
+    assert not made._waiting
+    assert not made._length.any()
+    actor.close()
+
+
+# --- what is wrong ----------------------------------------------------------------------------------------------------
+
+
+def test_an_environment_without_goals_is_named() -> None:
+    for kind, words in (
+        ("CartPole-v1", r"CartPole-v1 has observations of Box of shape \(4,\), float32\."),
+        ("PearlCountUp-v0", "compute_reward.*of PearlCountUp-v0, which it does not have"),
+    ):
+        kwargs = {"kind": "no reward"} if "Count" in kind else {}
+        with pytest.raises(EnvError, match=f"hindsight_goals needs .*{words}") as found:
+            actor_of(TrainSpec(hindsight_goals=1), kind, env_kwargs=kwargs)
+        assert "hindsight_goals to 0" in str(found.value)
+    goals = {"achieved_goal": spaces.Box(0, 1, (2,)), "desired_goal": spaces.Box(0, 1, (3,))}
+    with pytest.raises(EnvError, match=r"both need the same space; Odd-v0 has Box\(.*\(2,\).* and Box\(.*\(3,\)"):
+        Goals.of(spaces.Dict(goals), "Odd-v0")
+    with pytest.raises(EnvError, match="Odd-v0 has observations of arrays"):
+        Goals.of(None, "Odd-v0")
+    with pytest.raises(EnvError, match=r"Odd-v0 has observations of Dict\('a': Discrete\(2\)\)"):
+        Goals.of(spaces.Dict({"a": spaces.Discrete(2)}), "Odd-v0")
+
+
+def test_features_that_do_not_go_together_are_named() -> None:
+    space = spaces.Dict(dict.fromkeys(("achieved_goal", "desired_goal"), spaces.Box(0, 1, (2,), np.float32)))
+    plain = TransitionSpec.from_spaces(spaces.flatten_space(space), spaces.Discrete(2))
+    train, replay = TrainSpec(hindsight_goals=4), ReplaySpec(1000)
+    check_hindsight(train, plain, replay, space, "E-v0")
+    check_hindsight(TrainSpec(), plain.sequences(4, 2, 8), replay, None, "E-v0")
+    for transition, other, what in (
+        (plain.sequences(4, 2, 8), replay, "sequences of a recurrent policy"),
+        (plain.with_columns(Column("mine", (), "float32", make=_nothing)), replay, "the further columns mine"),
+        (plain.normalized(observations=True, rewards=False), replay, "normalize_observations and reward_stand"),
+        (plain, ReplaySpec(1000, share_next_obs=True), "share_next_obs of the replay"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"hindsight_goals = 4 does not go together with {what}.*: leave"):
+            check_hindsight(train, transition, other, space, "E-v0")
+    with pytest.raises(ConfigurationError, match="hindsight_goals must be a whole number of at least 0; found -1"):
+        TrainSpec(hindsight_goals=-1)
+    env = gym.make("CartPole-v1")
+    with pytest.raises(TrainerError, match="hindsight_goals"):
+        make_trainer(PPO, env.observation_space, env.action_space, settings={"hindsight_goals": 4})
+
+
+def _nothing(step: Any) -> np.ndarray:
+    return np.zeros(len(step.obs))
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "PearlCountUp-v0"])
+def test_composing_says_what_is_missing(tmp_path: Path, env: str) -> None:
+    wrong: tuple[type[Exception], str] = (EnvError, "needs an environment with goals")
+    trainer: type = TinyDQN
+    if env != "CartPole-v1":
+        trainer, wrong = RecurrentDQN, (ConfigurationError, "together with sequences")
+    with pytest.raises(wrong[0], match=wrong[1]):
+        make_program(tmp_path, env=env, trainer=trainer, training={"hindsight_goals": 4})
+
+
+def test_rewards_that_are_not_those_of_the_steps_are_told_of() -> None:
+    said = "compute_reward of PearlCountUp-v0 says -1 where a step brought 3, and differs in 5 of 5 steps"
+    with pytest.warns(UserWarning, match=said) as found:
+        collect(actor_of(TrainSpec(hindsight_goals=1), env_kwargs={"kind": "other rewards"}), 4)
+    assert len(found) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        collect(actor_of(TrainSpec(hindsight_goals=1)), 4)
+
+
+def test_rewards_that_are_no_numbers_end_the_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    actor = actor_of(TrainSpec(hindsight_goals=1))
+    made = actor._hindsight
+    assert made is not None
+    for reward, words in (
+        (lambda a, d, info: np.full(np.shape(a)[:-1], np.nan), "returned nan for the achieved goal"),
+        (lambda a, d, info: np.ones(3), "failed with goals .*it returned 3 numbers for one pair of goals"),
+        (lambda a, d, info: info["distance"], "failed with goals .*an empty info: KeyError: 'distance'"),
+    ):
+        made._in_batches.clear()
+        monkeypatch.setattr(made, "_reward", reward)
+        with pytest.raises(EnvError, match=words):
+            made._rewards(np.ones((6, 2), np.float32), np.ones((6, 2), np.float32))
+    actor.close()
+
+
+# --- in programs ------------------------------------------------------------------------------------------------------
+
+
+def test_the_replay_ratio_counts_steps_alone() -> None:
+    train = TrainSpec(batch_size=10, replay_ratio=4.0, learning_starts=100, hindsight_goals=4)
+    assert first_batch(train) == 500
+    assert message_rows(ActorSpec("CartPole-v1", envs_per_actor=2), train) == 2 * 5 * 5
+    counters = Counters(collected=500, stored=500)
+    ratio = ReplayRatio(train, counters, 50)
+    assert ratio.batches_allowed() == 0
+    counters.collected = counters.stored = 1000  # 100 further steps
+    assert ratio.batches_allowed() == 40
+    counters.samples = 400
+    assert ratio.batches_allowed() == 0
+    assert ratio.achieved == pytest.approx(4.0)
+    assert training_absent(train, 101, Counters()) == ""
+    assert "will not train" in training_absent(train, 100, Counters())
+    once = ReplaySpec(10_000, mode="fifo", max_times_sampled=1)
+    check_samples_last(once, train, 50)
+    with pytest.raises(ConfigurationError, match="Lower replay_ratio to 5"):
+        check_samples_last(once, TrainSpec(batch_size=10, replay_ratio=6.0, hindsight_goals=4), 50)
+    OffPolicy(once, ActorSpec("CartPole-v1"), train)
+
+
+class FlipDQN(TinyDQN):
+    hidden_sizes = (64, 64)
+    hindsight_goals = 4
+    gamma = 0.95
+
+
+@pytest.mark.parametrize("goals", [4, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_program_learns_to_flip_bits(tmp_path: Path, quick_profiles: None, goals: int) -> None:
+    program = make_program(
+        tmp_path,
+        env="PearlFlipBits-v0",
+        trainer=FlipDQN,
+        settings={"hindsight_goals": goals},
+        capacity=40_000,
+        timesteps=8_000,
+        training={"batch_size": 64, "replay_ratio": 64.0, "learning_starts": 500},
+    )
+    assert ("hindsight_goals=4" in program.read_text()) == bool(goals)
+    common = ("--serial", "--no-plot", "--eval-episodes", "50", "--checkpoint-interval", "4000", "--run-dir")
+    code, output = run(program, *common, str(tmp_path / "run"))
+    assert code == 0, output
+    found = summary(tmp_path / "run")
+    assert found["replay_ratio"] == pytest.approx(64, rel=0.1)
+    # From a random state, half of the eight bits are wrong.
+    assert (found["last"]["mean"] > -4.5) == bool(goals)
+    if goals:
+        (half, _) = sorted((tmp_path / "run/checkpoints").iterdir())
+        assert json.loads((half / "manifest.json").read_text())["counters"]["stored"] > 4.5 * 4000
+
+
+def test_the_guide_trains(tmp_path: Path, quick_profiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "environments.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Goals\n")[2]
+    texts = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", section, re.DOTALL))
+    assert list(texts) == ["reach.py", "compose_reach.py"]
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    code, output = run(tmp_path / "compose_reach.py")
+    assert code == 0, output
+    code, output = run(tmp_path / "reach_runtime.py", "--timesteps", "1000", "--eval-episodes", "2", "--no-plot")
+    assert code == 0, output
+    found = pearl.load_policy(tmp_path / "runs/reach_runtime")
+    place = np.zeros(2, np.float32)
+    assert found.predict({"achieved_goal": place, "desired_goal": place}).shape == (2,)
