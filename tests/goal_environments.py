@@ -1,4 +1,4 @@
-"""Environments with goals. They bring no torch."""
+"""An environment with goals that shows what was made of them. It brings no torch."""
 
 from __future__ import annotations
 
@@ -7,33 +7,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-
-
-class FlipBits(gym.Env[dict[str, np.ndarray], np.int64]):
-    """The bit-flipping environment of Andrychowicz et al. 2017 (Sec. 3.1): each action flips a bit, up to the goal."""
-
-    def __init__(self, bits: int = 8) -> None:
-        part = spaces.MultiBinary(bits)
-        self.observation_space = spaces.Dict({"achieved_goal": part, "desired_goal": part})
-        self.action_space, self._bits = spaces.Discrete(bits), bits
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        super().reset(seed=seed)
-        self._state, self._goal = self.np_random.integers(0, 2, (2, self._bits), np.int8)
-        self._step = 0
-        return self._seen(), {}
-
-    def step(self, action: np.int64) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
-        self._state[action] ^= 1
-        self._step += 1
-        reward = float(self.compute_reward(self._state, self._goal, {}))
-        return self._seen(), reward, reward == 0.0, self._step == self._bits, {}
-
-    def compute_reward(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: Any) -> Any:
-        return np.all(achieved_goal == desired_goal, axis=-1) - 1.0
-
-    def _seen(self) -> dict[str, np.ndarray]:
-        return {"achieved_goal": self._state.copy(), "desired_goal": self._goal.copy()}
 
 
 class CountUp(gym.Env[dict[str, np.ndarray], np.int64]):
@@ -84,5 +57,4 @@ def next_step_vector(num_envs: int = 1, **kwargs: Any) -> gym.vector.SyncVectorE
     return gym.vector.SyncVectorEnv(makers, autoreset_mode=gym.vector.AutoresetMode.NEXT_STEP)
 
 
-gym.register("PearlFlipBits-v0", FlipBits, disable_env_checker=True)
 gym.register("PearlCountUp-v0", CountUp, vector_entry_point=next_step_vector, disable_env_checker=True)

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import goal_environments  # noqa: F401  (registers PearlFlipBits-v0 and PearlCountUp-v0)
+import goal_environments  # noqa: F401  (registers PearlCountUp-v0)
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -17,7 +17,9 @@ from gymnasium import spaces
 from programs import make_program, run, summary
 from trainers import TinyDQN
 
+import benchmarks.flip_bits  # noqa: F401  (registers FlipBits-v0)
 import pearl
+from composer.suggestion.suggestion import suggest
 from pearl.actors import hindsight
 from pearl.actors.actor import Actor, ActorSetup, message_rows
 from pearl.actors.hindsight import Goals, check_hindsight
@@ -284,7 +286,8 @@ class FlipDQN(TinyDQN):
 def test_a_program_learns_to_flip_bits(tmp_path: Path, quick_profiles: None, goals: int) -> None:
     program = make_program(
         tmp_path,
-        env="PearlFlipBits-v0",
+        env="FlipBits-v0",
+        env_kwargs={"bits": 8},
         trainer=FlipDQN,
         settings={"hindsight_goals": goals},
         capacity=40_000,
@@ -319,3 +322,12 @@ def test_the_guide_trains(tmp_path: Path, quick_profiles: None, monkeypatch: pyt
     found = pearl.load_policy(tmp_path / "runs/reach_runtime")
     place = np.zeros(2, np.float32)
     assert found.predict({"achieved_goal": place, "desired_goal": place}).shape == (2,)
+
+
+def test_it_is_suggested(quick_profiles: None) -> None:
+    found = suggest("FlipBits-v0")
+    values = {choice.name: choice.value for choice in (*found.trainer, *found.replay)}
+    assert (values["hindsight_goals"], values["n_step"]) == (4, 1)
+    assert values["size"] == 1_000_000
+    (why,) = (choice.reason for choice in found.replay if choice.name == "size")
+    assert why.startswith("300,000 steps, each stored 5 times, of 176 B each")

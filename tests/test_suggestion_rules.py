@@ -224,3 +224,19 @@ def test_rewards_that_say_nothing_of_the_state_are_told(space: Any, rewards: Any
     space.seed(0)
     actions = np.stack([space.sample() for _ in range(200)])
     assert signal_of(rewards(actions, rng), actions, space) == signal
+
+
+def test_with_goals_hindsight_is_chosen_where_it_can_be() -> None:
+    silent: dict[str, Any] = {"signal": "constant", "episodes": 0}
+    box = spaces.Box(-1.0, 1.0, (2,))
+    for actions, algorithm in ((None, DQN), (box, SAC)):
+        found = facts(actions=actions, goals=True, **silent)
+        assert next(name for name, one in ALGORITHMS.items() if one.recommended(found)) == algorithm.__name__
+        chosen = values(algorithm.suggestions(found))
+        assert (chosen["hindsight_goals"], chosen["n_step"]) == (4, 1)
+        others = {"normalize_observations": True, "reward_standardization": "returns", "action_masks": True}
+        for fixed in ({"hindsight_goals": 0}, *({name: value} for name, value in others.items())):
+            chosen = values(algorithm.suggestions(dataclasses.replace(found, fixed=fixed)))
+            assert "hindsight_goals" not in chosen
+            assert chosen["n_step"] == 5, "nothing else is a signal"
+    assert "hindsight_goals" not in values(DQN.suggestions(facts()))

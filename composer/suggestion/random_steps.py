@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 from composer.profiling.actors import measure_apart
 from pearl.actors.actor import ActorSetup
 from pearl.actors.environment import close_envs, make_vector_env
+from pearl.actors.hindsight import has_goals
 from pearl.actors.report import Report
 from pearl.actors.vectorization import autoreset_mode
 from pearl.algorithms.suggestions import RandomSteps, Signal, signal_of
@@ -24,7 +25,7 @@ BUDGET_S = 2.0  # of all steps
 _MOST_STEPS, _LEAST_STEPS = 400, 10  # of a vector of environments
 _LEAST_SHIFTS = 10  # steps that moved the frames of a stack, to call it one
 _MOST_ELEMENTS = 4096  # of an observation whose deviations are told; images have more
-_NUMBERS = 8  # before the deviations
+_NUMBERS = 9  # before the deviations
 
 
 def try_randomly(actors: ActorSpec, observation_space: gym.Space[Any], seed: int = 0) -> RandomSteps:
@@ -35,7 +36,7 @@ def try_randomly(actors: ActorSpec, observation_space: gym.Space[Any], seed: int
     setup = ActorSetup(None, {}, actors, TrainSpec(), seed=seed)
     most = _NUMBERS + min(_MOST_ELEMENTS, int(np.prod(observation_space.shape or ())))
     found = measure_apart(setup, BUDGET_S, most, _step, _step)
-    step_us, steps, episodes, terminated, mean_length, reward_size, signal, stack = found[:_NUMBERS]
+    step_us, steps, episodes, terminated, mean_length, reward_size, signal, stack, goals = found[:_NUMBERS]
     return RandomSteps(
         step_us=step_us,
         steps=int(steps),
@@ -46,6 +47,7 @@ def try_randomly(actors: ActorSpec, observation_space: gym.Space[Any], seed: int
         signal=get_args(Signal)[int(signal)],
         deviations=tuple(found[_NUMBERS:]),
         stack=int(stack),
+        goals=bool(goals),
     )
 
 
@@ -68,7 +70,7 @@ def _step(setup: ActorSetup, budget_s: float, report: Report) -> list[float]:
             seen.step((time.perf_counter_ns() - start) / 1e3, actions, rewards, terminated, truncated)
             seen.compare(observations)
             report.beat()
-        return seen.numbers(envs.single_action_space)
+        return seen.numbers(envs.single_action_space, goals=has_goals(envs))
     finally:
         close_envs(name, envs)
 
@@ -138,7 +140,7 @@ class _Seen:
         moved = self._stacks and self._shifts >= _LEAST_SHIFTS
         return self._before.shape[1] if moved and self._before is not None else 0
 
-    def numbers(self, action_space: gym.Space[Any]) -> list[float]:
+    def numbers(self, action_space: gym.Space[Any], *, goals: bool) -> list[float]:
         real, going = np.concatenate(self._real), np.concatenate(self._going)
         rewards, actions = np.concatenate(self._rewards), np.concatenate(self._actions)
         signal: Signal = signal_of(rewards[going], actions[going], action_space)
@@ -154,5 +156,6 @@ class _Seen:
             float(np.abs(rewards[real]).mean()),
             float(get_args(Signal).index(signal)),
             float(self._stack),
+            float(goals),
             *deviations,
         ]

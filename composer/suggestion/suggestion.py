@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -303,7 +303,7 @@ def _suggested(
         algorithm=algorithm,
         actors=of_actors,
         trainer=found,
-        replay=() if rollouts else _replay(facts, trainer_class),
+        replay=() if rollouts else _replay(facts, trainer_class, found),
         program=(choose_timesteps(facts),),
         facts={
             "observations": str(facts.observation_space)[:200],
@@ -383,15 +383,17 @@ def _actors_for_replay(facts: Facts, trainer_class: type[Trainer], found: tuple[
     )
 
 
-def _replay(facts: Facts, trainer_class: type[Trainer]) -> tuple[Choice, ...]:
+def _replay(facts: Facts, trainer_class: type[Trainer], of_trainer: Sequence[Choice]) -> tuple[Choice, ...]:
     once = _stored_once(facts)
     spec = ReplaySpec(1, **{choice.name: choice.value for choice in once})
     transition = transition_of(trainer_class, facts.observation_space, facts.action_space, facts.fixed)
     row = stored_nbytes(transition, spec)
     fits = facts.free_bytes // _MEMORY_SHARE // row
-    wanted = min(_MOST_SLOTS, max(_LEAST_SLOTS, facts.timesteps))
+    goals = next((int(choice.value) for choice in of_trainer if choice.name == "hindsight_goals"), 0)
+    wanted = min(_MOST_SLOTS, max(_LEAST_SLOTS, (1 + goals) * facts.timesteps))
     size = max(1, min(wanted, fits))
-    why = f"{facts.timesteps:,} steps of {readable_size(row)} each"
+    again = f", each stored {1 + goals} times," if goals else ""
+    why = f"{facts.timesteps:,} steps{again} of {readable_size(row)} each"
     if size < wanted:
         why += f", as many as fit into a quarter of {readable_size(facts.free_bytes)} of free memory"
     else:

@@ -88,6 +88,17 @@ def check_hindsight(
             )
 
 
+def has_goals(envs: gym.vector.VectorEnv[Any, Any, Any]) -> bool:
+    """Whether these environments, if they are in this process one by one, have goals and their rewards."""
+    for env in getattr(envs, "envs", ())[:1]:
+        try:
+            Goals.of(own_space(env), "")
+        except EnvError:
+            return False
+        return _function(env, "compute_reward") is not None
+    return False
+
+
 class Hindsight:
     """The episodes of one Actor's environments under way, and the transitions with other goals that are still to come.
 
@@ -115,14 +126,14 @@ class Hindsight:
         else:
             asked = self._own = make_single_envs(actors, 1)[0]
         self._places = Goals.of(own_space(asked), self._env)
-        self._reward = self._function(asked, "compute_reward")
+        self._reward = _function(asked, "compute_reward")
         if self._reward is None:
             raise EnvError(
                 f"hindsight_goals needs a method compute_reward(achieved_goal, desired_goal, info) of {self._env}, "
                 "which it does not have: it says what reward another goal would have brought. Define it, or set "
                 "hindsight_goals to 0."
             )
-        self._terminated = self._function(asked, "compute_terminated")
+        self._terminated = _function(asked, "compute_terminated")
         self._in_batches: dict[str, bool] = {}
         self._has_compared = False
         self._everywhere = np.arange(self._count)
@@ -216,13 +227,6 @@ class Hindsight:
         return row
 
     # --- what the environment says ----------------------------------------------------------------------------------
-
-    def _function(self, env: Any, name: str) -> Callable[..., Any] | None:
-        try:
-            found = env.get_wrapper_attr(name)
-        except AttributeError:
-            return None
-        return found if callable(found) else None
 
     def _rewards(self, achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
         assert self._reward is not None
@@ -323,6 +327,15 @@ class _Relabelled:
         out[DISCOUNT][rows] = self._discount[here]
         self._done = here.stop
         return here.stop - here.start
+
+
+def _function(env: gym.Env[Any, Any], name: str) -> Callable[..., Any] | None:
+    """A method of the environment or of its outermost wrapper that has it."""
+    try:
+        found: Callable[..., Any] = env.get_wrapper_attr(name)
+    except AttributeError:
+        return None
+    return found if callable(found) else None
 
 
 def _one(value: Any) -> float:

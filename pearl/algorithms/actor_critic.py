@@ -31,6 +31,7 @@ from pearl.algorithms.suggestions import (
     Choice,
     Facts,
     choose_gamma,
+    choose_hindsight,
     choose_learning_rate,
     choose_learning_starts,
     choose_n_step,
@@ -106,6 +107,7 @@ class ActorCritic(Trainer):
             choose_learning_rate(facts, sized.hidden_sizes, "actor_learning_rate"),
             choose_gamma(facts),
             choose_n_step(facts, 1, "usual: 1 (Fujimoto et al. 2018; Haarnoja et al. 2018)"),
+            *choose_hindsight(facts),
             choose_learning_starts(facts),
             Choice("tau", 0.005, "targets follow by 0.5 % a gradient step (Fujimoto et al. 2018)"),
         ]

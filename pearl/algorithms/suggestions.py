@@ -55,7 +55,8 @@ class RandomSteps:
     limit; `mean_length` is their mean length (0: none ended). `reward_size` is the mean absolute reward. `signal` says
     what the rewards of steps that ended no episode depend on: "state", the "action" alone, or nothing ("constant").
     `deviations` are those of each element of the observations; () for images. `stack` is the number of frames in an
-    observation `(stack, *frame)`: each step drops the oldest and appends one. It is 0 for other observations.
+    observation `(stack, *frame)`: each step drops the oldest and appends one. It is 0 for other observations. `goals`
+    says whether the environment has goals for hindsight (`pearl.actors.hindsight`).
     """
 
     steps: int
@@ -67,6 +68,7 @@ class RandomSteps:
     signal: Signal = "state"
     deviations: tuple[float, ...] = ()
     stack: int = 0
+    goals: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +119,19 @@ class Facts:
 
     @property
     def silent(self) -> bool:
-        """Whether random actions saw nothing to learn from: rewards independent of states, and no termination."""
-        enough = self.tried.steps >= _ENOUGH_STEPS
+        """Whether random actions saw nothing to learn from: rewards independent of states, and no termination.
+
+        With goals, what they reach is something to learn from.
+        """
+        enough = self.tried.steps >= _ENOUGH_STEPS and not self.hindsight
         return enough and self.tried.signal != "state" and not self.tried.terminated
+
+    @property
+    def hindsight(self) -> bool:
+        """Whether transitions with other goals can be made, beside what is fixed."""
+        obstacles = {"normalize_observations": False, "reward_standardization": "none", "action_masks": False}
+        free = all(self.fixed.get(name, value) == value for name, value in obstacles.items())
+        return self.tried.goals and free and self.fixed.get("hindsight_goals") != 0
 
     @property
     def silence(self) -> str:
@@ -269,9 +281,18 @@ def choose_gamma(facts: Facts) -> Choice:
 
 def choose_n_step(facts: Facts, usual: int, source: str) -> Choice:
     """The length of returns: longer ones carry a rare reward back faster."""
+    if facts.hindsight:
+        return Choice("n_step", 1, "with goals in hindsight, rewards are near: no need for longer returns")
     if facts.silent:
         return Choice("n_step", 5, f"{facts.silence}: longer returns carry a rare reward back faster")
     return Choice("n_step", usual, source)
+
+
+def choose_hindsight(facts: Facts) -> tuple[Choice, ...]:
+    """Goals of later steps, where the environment has goals."""
+    if not facts.hindsight:
+        return ()
+    return (Choice("hindsight_goals", 4, "the environment has goals: usual (Andrychowicz et al. 2017, Sec. 4.5)"),)
 
 
 def choose_learning_starts(facts: Facts) -> Choice:

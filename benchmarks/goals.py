@@ -1,0 +1,155 @@
+"""Goals that chance seldom reaches: DQN with hindsight in the bit-flipping environment, beside Stable-Baselines3's.
+
+The environment is that of Andrychowicz et al. 2017 (Sec. 3.1) with random bits and goals (`benchmarks.flip_bits`); both
+frameworks step the same class. Both train a DQN of two hidden layers of 64 with the same settings: no double
+Q-learning, uniform replay, returns of one step, a batch of 64 for each step from the 1,000th on, four goals of later
+steps for each transition. Half of the bits are wrong at the start of an episode, and the last flip costs nothing, so
+that the best mean return is 1 - bits / 2; it counts as solved half a flip below. Every 1,000 steps, 20 greedy episodes
+are played, and 20 others when their mean return is that; solved means that both are. Seconds are those of the whole
+process, from its start; ours run the composed program. A run that did not solve the environment counts with all of its
+steps: its row says so. Without hindsight, ours is the same program with no goals.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import gymnasium as gym
+
+from benchmarks.flip_bits import FlipBits
+from benchmarks.peers.solving import EPISODES, INTERVAL, SOLVED
+from benchmarks.programs import composer_of, environment, run_program
+from benchmarks.record import Row, shown, write
+from benchmarks.timing import options
+from pearl.algorithms import DQN
+from pearl.exploration import EpsilonGreedy
+
+BITS = (10, 15)
+STEPS, SEEDS = 40_000, 5
+BATCH, STARTS, GAMMA, RATE, TARGETS, SLOTS, GOALS = 64, 1_000, 0.95, 1e-3, 500, 100_000, 4
+EXPLORING, LEAST_EPSILON = 5_000, 0.05
+SIZES = (64, 64)
+
+
+class FlipDQN(DQN):
+    """The algorithm of both."""
+
+    double = False
+    hidden_sizes = SIZES
+    learning_rate_schedule = "constant"
+    exploration = EpsilonGreedy(1.0, LEAST_EPSILON, EXPLORING)
+    target_update_interval = TARGETS
+    tau = 1.0
+    n_step = 1
+    saturation_penalty = 0.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one run ended: environment steps, seconds of its process, and whether it solved the environment."""
+
+    steps: int
+    seconds: float
+    solved: bool
+
+
+def environment_of(bits: int) -> str:
+    """The registered name of the environment with so many bits."""
+    return f"FlipBits{bits}-v0"
+
+
+for _bits in BITS:  # at import, as programs need it
+    gym.register(environment_of(_bits), FlipBits, kwargs={"bits": _bits})
+
+
+def return_of(bits: int) -> float:
+    """The mean return that counts as solved."""
+    return 0.5 - bits / 2
+
+
+def program_of(folder: Path, bits: int, goals: int) -> Path:
+    """The composed program with so many goals for each transition."""
+    training = {"batch_size": BATCH, "replay_ratio": BATCH, "learning_starts": STARTS, "hindsight_goals": goals}
+    composer = composer_of(folder, FlipDQN, environment_of(bits), 1, SLOTS, training, gamma=GAMMA, learning_rate=RATE)
+    composer.set_replay(SLOTS, mode="uniform")
+    composer.run(budget_s=0)
+    return Path(composer.runtime_gen(path=folder / "program.py", timesteps=STEPS))
+
+
+def run_ours(program: Path, bits: int, seed: int) -> Outcome:
+    """Run the program."""
+    folder = program.parent / f"seed{seed}"
+    arguments = ("--seed", seed, "--eval-interval", INTERVAL, "--eval-episodes", EPISODES, "--no-plot")
+    start = time.monotonic()
+    run_program(program, *arguments, f"--until-return={return_of(bits)}", "--run-dir", folder)
+    seconds = time.monotonic() - start
+    found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return Outcome(int(found["env_steps"]), seconds, str(found["stopped"]).startswith("solved"))
+
+
+def run_theirs(bits: int, seed: int) -> Outcome:
+    """Run Stable-Baselines3."""
+    command = [sys.executable, "-m", "benchmarks.peers.sb3_goals", "--seed", str(seed), "--bits", str(bits)]
+    start = time.monotonic()
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    seconds = time.monotonic() - start
+    steps = re.search(r"^Steps: (\d+)$", done.stdout, re.MULTILINE)
+    if done.returncode or steps is None:
+        raise RuntimeError(f"Stable-Baselines3 ended with code {done.returncode}:\n{done.stderr[-2000:]}")
+    return Outcome(int(steps[1]), seconds, SOLVED in done.stdout)
+
+
+def rows_of(bits: int, runs: Mapping[str, Sequence[Outcome]]) -> Iterator[Row]:
+    """Steps and seconds of ours, the first of the `runs`, and of each other."""
+    ours, *peers = runs
+    for name, unit in (("steps", "steps"), ("seconds", "s")):
+        values = {who: [float(getattr(one, name)) for one in found] for who, found in runs.items()}
+        for peer in peers:
+            case = f"{bits} bits: {name} until solved{_count(runs[ours])}"
+            yield Row.of(case, unit, "lower", values[ours], f"{peer}{_count(runs[peer])}", values[peer])
+
+
+def _count(runs: Sequence[Outcome]) -> str:
+    solved = sum(one.solved for one in runs)
+    return "" if solved == len(runs) else f" ({solved} of {len(runs)} runs solved it)"
+
+
+def measure(bits: int, seeds: int) -> dict[str, list[Outcome]]:
+    """Run all in turn."""
+    import stable_baselines3
+
+    runs: dict[str, list[Outcome]] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        programs = {}
+        for name, goals in (("ours", GOALS), ("without hindsight", 0)):
+            (folder := Path(temporary) / str(goals)).mkdir()
+            programs[name] = program_of(folder, bits, goals)
+        for seed in range(1, 1 + seeds):
+            found = {name: run_ours(program, bits, seed) for name, program in programs.items()}
+            found[f"Stable-Baselines3 {stable_baselines3.__version__}"] = run_theirs(bits, seed)
+            for name, outcome in found.items():
+                runs.setdefault(name, []).append(outcome)
+                print(f"{bits} bits, seed {seed}, {name}: {outcome}", flush=True)
+    return runs
+
+
+def main() -> None:
+    """Measure, and write the record."""
+    quick = options(__doc__, "10 bits and one seed; writes nothing").parse_args().quick
+    rows: list[Row] = []
+    for bits in BITS[:1] if quick else BITS:
+        rows += shown(rows_of(bits, measure(bits, 1 if quick else SEEDS)))
+    if not quick:
+        print(write("goals", "make bench-goals", 2, rows))
+
+
+if __name__ == "__main__":
+    main()
