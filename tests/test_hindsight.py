@@ -7,6 +7,7 @@ import re
 import warnings
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import goal_environments  # noqa: F401  (registers PearlCountUp-v0)
@@ -19,6 +20,7 @@ from trainers import TinyDQN
 
 import benchmarks.flip_bits  # noqa: F401  (registers FlipBits-v0)
 import pearl
+from composer.profiling.keys import calibration_key
 from composer.suggestion.suggestion import suggest
 from pearl.actors import hindsight
 from pearl.actors.actor import Actor, ActorSetup, message_rows
@@ -324,6 +326,21 @@ def test_the_guide_trains(tmp_path: Path, quick_profiles: None, monkeypatch: pyt
     assert found.predict({"achieved_goal": place, "desired_goal": place}).shape == (2,)
 
 
+def test_several_learners_count_steps_alone(tmp_path: Path, quick_profiles: None) -> None:
+    program = make_program(
+        tmp_path,
+        env="FlipBits-v0",
+        trainer=FlipDQN,
+        learners={"count": 2, "average_every": 4},
+        timesteps=1_500,
+        training={"batch_size": 64, "replay_ratio": 32.0, "learning_starts": 200},
+    )
+    common = ("--no-plot", "--eval-episodes", "0", "--run-dir", str(tmp_path / "run"))
+    code, output = run(program, *common)
+    assert code == 0, output
+    assert summary(tmp_path / "run")["replay_ratio"] == pytest.approx(32, rel=0.25)
+
+
 def test_it_is_suggested(quick_profiles: None) -> None:
     found = suggest("FlipBits-v0")
     values = {choice.name: choice.value for choice in (*found.trainer, *found.replay)}
@@ -331,3 +348,13 @@ def test_it_is_suggested(quick_profiles: None) -> None:
     assert values["size"] == 1_000_000
     (why,) = (choice.reason for choice in found.replay if choice.name == "size")
     assert why.startswith("300,000 steps, each stored 5 times, of 176 B each")
+
+
+def test_times_are_measured_for_the_number_of_goals() -> None:
+    space = spaces.Box(0, 1, (2,), np.float32)
+    transition, actors = TransitionSpec.from_spaces(space, spaces.Discrete(2)), ActorSpec("FlipBits-v0")
+    keys = set()
+    for goals in (0, 1, 4):
+        problem: Any = SimpleNamespace(transition=transition, actors=actors, train=TrainSpec(hindsight_goals=goals))
+        keys.add(calibration_key(problem, "replay", SimpleNamespace(absent=True), "f", {}, str))  # type: ignore[arg-type]
+    assert len(keys) == 3

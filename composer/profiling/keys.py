@@ -93,6 +93,8 @@ def calibration_key(
         "env_count": problem.actors.env_count,
         "vectorization": problem.actors.vectorization,
     }
+    if goals := problem.train.hindsight_goals:  # further rows of each step
+        everything["hindsight_goals"] = goals
     if primitive not in ("actor", "rollout actor", "actors together", "policy", "advantages"):
         everything["batch_size"] = problem.train.batch_size
     if primitive not in ("replay", "storage", "advantages"):

@@ -118,8 +118,8 @@ class LearnersSession(Session):
             self.transition,
             self.replay_spec,
             train.batch_size,
-            train.replay_ratio,
-            train.learning_starts,
+            train.replay_ratio / train.rows_per_step,  # Learners count all transitions
+            train.learning_starts * train.rows_per_step,
             spec.moments,
             self.options.seed,
         )
