@@ -8,7 +8,8 @@ import numpy as np
 
 OBSERVATION_CLIP = 10.0  # normalised observations lie within so many deviations
 REWARD_CLIP = 10.0  # normalised rewards lie within so many deviations of the discounted return
-SMALLEST_VARIANCE = 1e-8  # of an element of an observation that is scaled by its deviation
+ADDED_VARIANCE = 1e-8  # as VecNormalize's epsilon: numbers that hardly change are scaled by 10,000 at most
+ROUNDING_VARIANCE = 1e-16  # up to which an element never changed: sums of equal numbers are rounded
 
 
 class Moments:
@@ -51,8 +52,12 @@ class Moments:
     @property
     def scale(self) -> np.ndarray:
         """One over the deviation `(*shape,)`; 1 of elements that never changed."""
-        variance = self.squares / max(self.count, 1.0)
-        return np.asarray(1.0 / np.sqrt(np.where(variance > SMALLEST_VARIANCE, variance, 1.0)))
+        return scale_of(self.squares / max(self.count, 1.0))
+
+
+def scale_of(variance: np.ndarray) -> np.ndarray:
+    """One over the deviation, which is at least 1e-4; 1 where nothing changed."""
+    return np.asarray(1.0 / np.sqrt(np.where(variance > ROUNDING_VARIANCE, variance + ADDED_VARIANCE, 1.0)))
 
 
 def normalized(obs: np.ndarray, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +25,8 @@ import pearl
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.running_statistics import ActorStatistics
 from pearl.algorithms import DQN, SAC
+from pearl.algorithms.arrays import ArrayStatistics
+from pearl.algorithms.policy_and_value import ObservationStatistics
 from pearl.algorithms.trainer import make_trainer, transition_of
 from pearl.errors import ConfigurationError, PolicyError, TrainerError
 from pearl.moments import Moments
@@ -80,6 +83,21 @@ def test_moments_do_not_depend_on_the_blocks(blocks: list[list[float]]) -> None:
     merged.add(np.empty(0))  # of a message of nothing but resets
     merged.merge(Moments(()).flat)
     np.testing.assert_array_equal(merged.flat, before)
+
+
+def test_numbers_that_change_little_are_scaled_as_by_vecnormalize() -> None:
+    deviations = np.array([100.0, 1.0, 1e-3, 1e-5, 1e-6, 0.0])
+    numbers = 0.1 + deviations * np.array([[-1.0], [1.0]])
+    moments, of_ppo, of_ppo_in_torch = Moments((6,)), ArrayStatistics((6,)), ObservationStatistics((6,))
+    for repeats in (3, 11, 100):  # the mean of so many times 0.1 is rounded
+        block = np.repeat(numbers, repeats, axis=0)
+        moments.add(block)
+        of_ppo.add(block)
+        of_ppo_in_torch.add(torch.from_numpy(block))
+    assert moments.squares[-1] > 0.0
+    expected = np.where(deviations == 0.0, 1.0, 1.0 / np.sqrt(deviations**2 + 1e-8))  # its epsilon
+    for found in (moments.scale, of_ppo.scale, of_ppo_in_torch.scale.numpy()):
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
 def messages_of(trainer_class: type, settings: dict[str, Any], count: int, n_step: int = 1) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from pearl.errors import TrainerError
 from pearl.lazy_torch import torch
-from pearl.moments import SMALLEST_VARIANCE
+from pearl.moments import scale_of
 
 if TYPE_CHECKING:
     from pearl.learner.flat import FlatParameters
@@ -615,8 +615,7 @@ class ArrayStatistics(ArrayModule):
     @property
     def scale(self) -> np.ndarray:
         """One over the deviation; of elements that never changed, 1."""
-        variance = self.squares.values / max(float(self.count.values), 1.0)
-        return 1.0 / np.sqrt(np.where(variance > SMALLEST_VARIANCE, variance, 1.0))
+        return scale_of(self.squares.values / max(float(self.count.values), 1.0))
 
 
 class ArrayParts(SimpleNamespace):

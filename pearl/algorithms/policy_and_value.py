@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pearl.moments import OBSERVATION_CLIP, SMALLEST_VARIANCE
+from pearl.moments import ADDED_VARIANCE, OBSERVATION_CLIP, ROUNDING_VARIANCE
 
 
 class PolicyAndValue(nn.Module):
@@ -68,4 +68,5 @@ class ObservationStatistics(nn.Module):
     def scale(self) -> torch.Tensor:
         """One over the deviation; of elements that never changed, 1."""
         variance = self.squares / self.count.clamp(min=1.0)
-        return torch.where(variance > SMALLEST_VARIANCE, variance.rsqrt(), torch.ones_like(variance))
+        changed = variance > ROUNDING_VARIANCE
+        return torch.where(changed, (variance + ADDED_VARIANCE).rsqrt(), torch.ones_like(variance))
