@@ -392,6 +392,10 @@ class _Mapping:
             self._refuse("policy_kwargs.enable_critic_lstm", both, why)
         self.trainer |= {"cell": "lstm", "shared_layers": bool(shared)}
         self.notes.append("the hidden layers come before the LSTM, and those of Stable-Baselines3 after it")
+        if shared:
+            self.notes.append(
+                "shared_lstm: the loss of the values trains the LSTM too; in Stable-Baselines3 only the policy's does"
+            )
         sizes = [_as_number(self.left[name]) for name in ("n_steps", "batch_size")]
         whole = [int(size) for size in sizes if size is not None and size >= 1 and size == int(size)]
         if len(whole) == len(sizes):

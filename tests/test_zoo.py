@@ -323,7 +323,8 @@ def test_a_recurrent_ppo(zoo: Path) -> None:
     shared = zoo_settings(zoo / "ppo_lstm.yml", "Acrobot-v1")
     holds(shared.trainer, recurrent_size=128, shared_layers=True, hidden_sizes=(32,))
     holds(shared.trainer, sequence_length=16)  # the longest that divides 48 steps and a batch of 128
-    assert shared.notes[1].startswith("gradients go through 16 steps")
+    assert shared.notes[1].startswith("shared_lstm: the loss of the values trains the LSTM too")
+    assert shared.notes[2].startswith("gradients go through 16 steps")
 
 
 @pytest.mark.parametrize(
