@@ -388,6 +388,19 @@ def test_observations_are_scaled_by_their_bounds_where_the_trainer_asks(algorith
         torch.testing.assert_close(asked.get_action(batch.obs), plain.get_action(batch.obs / 5))
 
 
+@each_actor_critic
+def test_an_action_that_has_a_single_value_is_the_same_to_the_critics_whatever_it_is(algorithm: type[Trainer]) -> None:
+    def priorities(value: float) -> torch.Tensor:
+        low, high = np.array([-2.0, value], np.float32), np.array([2.0, value], np.float32)
+        actions = spaces.Box(low, high)
+        trainer = algorithm(OBS, actions, hidden_sizes=(16,))
+        return torch.stack([trainer.update_policy(*batch_of(actions, seed)) for seed in range(3)])
+
+    zero, hundred = priorities(0.0), priorities(100.0)
+    assert zero.isfinite().all()
+    torch.testing.assert_close(hundred, zero, rtol=1e-3, atol=1e-3)
+
+
 def test_bytes_are_scaled_always() -> None:
     pixels = spaces.Box(0, 255, (6,), np.uint8)
     trainer = DDPG(pixels, BOX, hidden_sizes=(16,))

@@ -63,10 +63,12 @@ def scaled_observations(box: spaces.Box, asked: bool) -> np.ndarray:
 def unit_scale(box: spaces.Box, scaled: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Center and half range, `(size,)` float32 each, by which `[low, high]` becomes [-1, 1].
 
-    They change nothing where `scaled` `(size,)` is False; by default, all elements with different bounds are scaled.
+    They change nothing where `scaled` `(size,)` is False; by default, all elements are scaled. An element whose bounds
+    are equal becomes 0: critics see numbers from [-1, 1] in its place, too, which must not be far from it.
     """
     low, high = box.low.astype(np.float64).ravel(), box.high.astype(np.float64).ravel()
-    chosen = high > low if scaled is None else scaled
+    chosen = np.ones(low.shape, bool) if scaled is None else scaled
     with np.errstate(invalid="ignore", over="ignore"):
-        center, half_range = np.where(chosen, (high + low) / 2, 0.0), np.where(chosen, (high - low) / 2, 1.0)
+        center = np.where(chosen, (high + low) / 2, 0.0)
+        half_range = np.where(chosen & (high > low), (high - low) / 2, 1.0)
     return center.astype(np.float32), half_range.astype(np.float32)

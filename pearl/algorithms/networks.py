@@ -218,7 +218,7 @@ def q_network(
 class ToUnit(nn.Module):
     """Maps `[low, high]` to [-1, 1], element by element, `(batch, size)`; identity where `scaled` is False.
 
-    `scaled` is `(size,)` bool; by default, all elements with different bounds are scaled.
+    `scaled` is `(size,)` bool; by default, all elements are scaled, and equal bounds become 0.
     """
 
     center: torch.Tensor
