@@ -21,7 +21,7 @@ from composer import Composer, replay_composing
 from composer.on_policy import composition as rollout_composition
 from pearl.actors.actor import Actor, ActorSetup, check_messages_fit
 from pearl.actors.environment import make_vector_env
-from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3, Trainer
+from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3, CrossQ, Trainer
 from pearl.algorithms.trainer import make_trainer
 from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.backends.on_device.replay import check_fits
@@ -531,6 +531,7 @@ VECTOR, TORQUE = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (1,))
         (PPO, {"initial_log_std": "x"}, "a number, and not NaN"),
         # What has no effect is not taken silently.
         (PPO, {"n_step": 3}, r"left as it is \(1\): it has no effect on an algorithm that learns from rollouts"),
+        (CrossQ, {"tau": 0.01}, r"left as it is \(0\.005\): it has no effect without target networks"),
         (PPO, {"exploration": EpsilonGreedy()}, r"left as it is \(None\)"),
         (PPO, {"gradient_steps": 4}, "None, as it learns from rollouts: horizon and epochs say how often it trains"),
     ],

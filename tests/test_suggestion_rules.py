@@ -101,6 +101,11 @@ def test_an_algorithm_is_found_and_takes_its_settings(found: Facts) -> None:
         assert train.replay_ratio >= train.batch_size / 4
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_settings_without_effect_are_not_chosen(name: str) -> None:
+    assert not ALGORITHMS[name]._unused & values(ALGORITHMS[name].suggestions(facts())).keys()
+
+
 def test_a_rollout_that_no_minibatch_divides_is_one_minibatch() -> None:
     found = dataclasses.replace(facts(), fixed={"horizon": 67}, env_count=1)
     assert values(PPO.suggestions(found))["batch_size"] == 67

@@ -11,6 +11,7 @@ import numpy as np
 from pearl.algorithms.arrays import ArrayParts, TorchRandom
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.sac import SAC
+from pearl.algorithms.suggestions import Choice, Facts
 from pearl.algorithms.trainer import Phase, is_number, observation_size
 from pearl.algorithms.update_rule import PolicyHead
 from pearl.lazy_torch import nn, torch
@@ -34,6 +35,7 @@ class CrossQ(SAC):
 
     _algorithm: ClassVar[str] = "CrossQ"
     _rows_are_independent: ClassVar[bool] = False
+    _unused: ClassVar[frozenset[str]] = frozenset(("tau",))
 
     learning_rate: float = 1e-3
     actor_learning_rate: float = 1e-3
@@ -46,9 +48,17 @@ class CrossQ(SAC):
     batch_norm_momentum: float = 0.99
     renorm_warmup_steps: int = 100_000
 
+    @classmethod
+    def suggestions(cls, facts: Facts) -> tuple[Choice, ...]:
+        """SAC's, but for the targets'."""
+        return tuple(choice for choice in super().suggestions(facts) if choice.name not in cls._unused)
+
     def check_spaces(self) -> None:
         """Also the settings."""
         super().check_spaces()
+        self._require(
+            self.tau == SAC.tau, "tau", f"left as it is ({SAC.tau!r}): it has no effect without target networks"
+        )
         for name, least in (("policy_delay", 1), ("renorm_warmup_steps", 0)):
             value = getattr(self, name)
             whole = isinstance(value, int | np.integer) and not isinstance(value, bool)

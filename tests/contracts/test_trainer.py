@@ -236,7 +236,9 @@ def test_it_states_its_columns_phases_and_checkpoint_identity(name: str) -> None
 
 @each_trainer
 def test_an_unknown_setting_names_its_nearest_match(name: str) -> None:
-    third = ("ta", "tau") if hasattr(TRAINERS[name], "tau") else ("horizn", "horizon")
+    has_targets = hasattr(TRAINERS[name], "tau") and "tau" not in TRAINERS[name]._unused
+    own = ("horizn", "horizon") if hasattr(TRAINERS[name], "horizon") else ("policy_dela", "policy_delay")
+    third = ("ta", "tau") if has_targets else own
     for wrong, meant in (("learning_rat", "learning_rate"), ("hiden_sizes", "hidden_sizes"), third):
         with pytest.raises(TrainerError, match=rf"{name} has no setting '{wrong}'.*'{meant}'.*batch_size"):
             made(name, **{wrong: 1})
