@@ -106,6 +106,14 @@ def test_settings_without_effect_are_not_chosen(name: str) -> None:
     assert not ALGORITHMS[name]._unused & values(ALGORITHMS[name].suggestions(facts())).keys()
 
 
+@pytest.mark.parametrize("name", ["REDQ", "DroQ"])
+@pytest.mark.parametrize(("ratio", "delay"), [(0.5, 1), (1.0, 1), (8.0, 8), (20.0, 20), (50.0, 20)])
+def test_the_policy_of_an_ensemble_moves_once_for_an_environment_step(name: str, ratio: float, delay: int) -> None:
+    fixed = {"batch_size": 64, "replay_ratio": 64 * ratio}
+    chosen = values(ALGORITHMS[name].suggestions(dataclasses.replace(facts(), fixed=fixed)))
+    assert chosen["policy_delay"] == delay
+
+
 def test_a_rollout_that_no_minibatch_divides_is_one_minibatch() -> None:
     found = dataclasses.replace(facts(), fixed={"horizon": 67}, env_count=1)
     assert values(PPO.suggestions(found))["batch_size"] == 67

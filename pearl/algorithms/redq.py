@@ -11,6 +11,7 @@ import numpy as np
 from pearl import _native
 from pearl.algorithms.arrays import ArrayModule
 from pearl.algorithms.sac import SAC
+from pearl.algorithms.suggestions import Choice, Facts
 from pearl.algorithms.trainer import Phase
 from pearl.algorithms.update_rule import RuleStep, Scalars, UpdateRule
 from pearl.lazy_torch import nn, torch
@@ -45,6 +46,15 @@ class REDQ(SAC):
 
     critic: EnsembleCritic
     target_critic: EnsembleCritic
+
+    @classmethod
+    def suggestions(cls, facts: Facts) -> tuple[Choice, ...]:
+        """Also the policy's delay: in the paper, the policy moves once for the updates of an environment step."""
+        choices = super().suggestions(facts)
+        chosen = {choice.name: choice.value for choice in choices}
+        updates = min(max(1.0, chosen["replay_ratio"] / chosen["batch_size"]), cls.policy_delay)
+        reason = "the policy moves once for the gradient steps of an environment step (Chen et al. 2021)"
+        return (*choices, Choice("policy_delay", round(updates), reason))
 
     def check_spaces(self) -> None:
         """Also the settings."""
