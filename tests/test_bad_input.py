@@ -525,8 +525,9 @@ VECTOR, TORQUE = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (1,))
         (SAC, {"temperature_learning_rate": -1}, "a number above 0, and finite"),
         (SAC, {"actor_learning_rate": math.inf}, "a number above 0, and finite"),
         (TD3, {"target_noise": "x"}, "a number of at least 0"),
-        (DDPG, {"saturation_penalty": "x"}, "a number, and not NaN"),
-        (DDPG, {"saturation_penalty": math.nan}, "a number, and not NaN"),
+        (DDPG, {"saturation_penalty": "x"}, "a number of at least 0, and finite"),
+        (DDPG, {"saturation_penalty": math.nan}, "a number of at least 0, and finite"),
+        (DDPG, {"saturation_penalty": -0.1}, "a number of at least 0, and finite"),
         (PPO, {"orthogonal": "yes"}, "True or False"),
         (PPO, {"initial_log_std": "x"}, "a number, and not NaN"),
         # What has no effect is not taken silently.

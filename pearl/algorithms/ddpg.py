@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from pearl.algorithms.actor_critic import ActorCritic
 from pearl.algorithms.arrays import ArrayModule, ArrayParts, TorchRandom, copy_arrays
 from pearl.algorithms.batch import Batch
-from pearl.algorithms.trainer import Phase
+from pearl.algorithms.trainer import Phase, is_number
 from pearl.algorithms.update_rule import RuleStep, Scalars, UpdateRule
 from pearl.exploration import Exploration, OrnsteinUhlenbeck
 from pearl.lazy_torch import functional, nn, torch
@@ -52,6 +53,13 @@ class DDPG(ActorCritic):
 
     actor: Policy
     critic: Critic
+
+    def check_spaces(self) -> None:
+        """Also the settings."""
+        super().check_spaces()
+        weight = self.saturation_penalty
+        fits = is_number(weight) and 0 <= weight < math.inf
+        self._require(fits, "saturation_penalty", "a number of at least 0, and finite")
 
     def array_parts(self, random: TorchRandom) -> ArrayParts | None:
         """The same as `build` makes, for observations of floating point."""
