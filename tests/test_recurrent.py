@@ -427,6 +427,11 @@ def test_a_wrong_setting_is_refused(wrong: dict[str, Any], message: str) -> None
         make_trainer(RecurrentDQN, SEEN, TWO, settings=wrong)
 
 
+def test_a_dueling_head_after_the_recurrent_layer_needs_no_hidden_layer() -> None:
+    trainer = make_trainer(RecurrentDQN, SEEN, TWO, settings={"dueling": True, "hidden_sizes": ()})
+    assert trainer.q(torch.zeros(3, *SEEN.shape)).shape == (3, 2)
+
+
 def test_a_recurrent_size_is_checked_before_sequences_are_made_of_it() -> None:
     with pytest.raises(TrainerError, match="recurrent_size must be a whole number of at least 1; found '64'"):
         transition_of(RecurrentDQN, SEEN, TWO, {"recurrent_size": "64"})

@@ -77,6 +77,7 @@ class DQN(Trainer):
     _action_kinds: ClassVar[tuple[ActionKind, ...]] = ("Discrete",)
     _knows_masks: ClassVar[bool] = True
     _algorithm: ClassVar[str] = "DQN"
+    _streams_are_hidden: ClassVar[bool] = True  # the two of a dueling head take the last of `hidden_sizes`
 
     action_masks: bool = False
     replay_ratio: float = 64.0
@@ -153,9 +154,8 @@ class DQN(Trainer):
         check_observations(name, self.observation_space)
         interval = self.target_update_interval
         self._require(type(interval) is int and interval >= 1, "target_update_interval", "a whole number of at least 1")
-        self._require(
-            not self.dueling or bool(self.hidden_sizes), "hidden_sizes", "one size or more where dueling is True"
-        )
+        splits = self.dueling and self._streams_are_hidden
+        self._require(not splits or bool(self.hidden_sizes), "hidden_sizes", "one size or more where dueling is True")
         self._require(type(self.layer_norm) is bool, "layer_norm", "True or False")
         if self.layer_norm and takes_cnn(self.input_shape, self.cnn):
             raise TrainerError(

@@ -45,6 +45,7 @@ class RecurrentDQN(DQN):
     _knows_masks: ClassVar[bool] = False
     _unused: ClassVar[frozenset[str]] = frozenset(("hindsight_goals",))
     _algorithm: ClassVar[str] = "RecurrentDQN"
+    _streams_are_hidden: ClassVar[bool] = False  # they follow the recurrent layer
 
     cell: str = "lstm"
     recurrent_size: int = 64
