@@ -146,6 +146,17 @@ def test_what_follows_from_the_code_is_up_to_date():
     assert stale == [], "run `python .ci/tools/reference.py`"
 
 
+def test_pages_on_ppo_tell_the_measured_seconds_until_cartpole_is_solved():
+    rows = json.loads((ROOT / "benchmarks" / "results" / "solve_time.json").read_text(encoding="utf-8"))["rows"]
+    case, peer = "CartPole-v1 time to solve: ppo_cartpole, composed program", "Stable-Baselines3 PPO, RL Zoo settings"
+    (row,) = (row for row in rows if (row["case"], row["peer"]) == (case, peer))
+    ours, theirs = f"{row['ours']:.1f}", f"{row['theirs']:.1f}"
+    (line,) = re.findall(r"seconds until solved.*", (DOCS / "algorithms" / "ppo.md").read_text(encoding="utf-8"))
+    assert line.endswith(f"| {ours} | {theirs} |")
+    guide = " ".join((DOCS / "on_policy.md").read_text(encoding="utf-8").split())
+    assert re.search(rf"median of {ours} s by .* after {theirs} s by Stable-Baselines3's PPO", guide)
+
+
 def test_each_algorithm_has_a_page_that_the_index_names():
     index = (DOCS / "algorithms" / "index.md").read_text(encoding="utf-8")
     for name in ALGORITHMS:
