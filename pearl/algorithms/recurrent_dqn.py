@@ -32,7 +32,7 @@ class RecurrentDQN(DQN):
 
     As in R2D2 (Kapturowski et al. 2019), a row of the replay is a sequence of `sequence_length` steps of one episode
     that begins with the last `sequence_overlap` steps of the previous one. `batch_size`, `replay_ratio`,
-    `learning_starts` and the size of the replay count sequences.
+    `train_freq`, `learning_starts` and the size of the replay count sequences.
 
     Each sequence is stored with the recurrent state in which its Actor was (Sec. 3, "stored state"). Training unrolls
     both networks from that state. The first `burn_in` steps only refresh the state, without a gradient through them,
