@@ -518,7 +518,8 @@ VECTOR, TORQUE = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (1,))
         (DQN, {"double": 1}, "True or False"),
         (DQN, {"dueling": "yes"}, "True or False"),
         (DQN, {"max_grad_norm": None}, "a number of at least 0; 0 is for any norm"),
-        (SAC, {"temperature": "auto"}, "a number of at least 0, or None for a learned one"),
+        (SAC, {"temperature": "auto"}, "a finite number of at least 0, or None for a learned one"),
+        (SAC, {"temperature": math.inf}, "a finite number of at least 0, or None for a learned one"),
         (SAC, {"target_entropy": "auto"}, "a finite number, or None for minus the size of an action"),
         (SAC, {"target_entropy": math.nan}, "a finite number, or None for minus the size of an action"),
         (SAC, {"log_std_bounds": 3}, "a pair of numbers, smaller bound first"),
@@ -529,6 +530,7 @@ VECTOR, TORQUE = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Box(-1, 1, (1,))
         (DDPG, {"saturation_penalty": math.nan}, "a number of at least 0, and finite"),
         (DDPG, {"saturation_penalty": -0.1}, "a number of at least 0, and finite"),
         (PPO, {"orthogonal": "yes"}, "True or False"),
+        (PPO, {"entropy_coefficient": math.inf}, "a number of at least 0, and finite"),
         (PPO, {"initial_log_std": "x"}, "a number, and not NaN"),
         # What has no effect is not taken silently.
         (PPO, {"n_step": 3}, r"left as it is \(1\): it has no effect on an algorithm that learns from rollouts"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from gymnasium import spaces
@@ -94,9 +95,12 @@ class PPO(OnPolicyTrainer):
     def check_spaces(self) -> None:
         """Also the settings."""
         super().check_spaces()
-        for name in ("value_clip_range", "value_coefficient", "entropy_coefficient", "max_grad_norm"):
+        for name in ("value_clip_range", "max_grad_norm"):
             value = getattr(self, name)
             self._require(is_number(value) and value >= 0, name, "a number of at least 0")
+        for name in ("value_coefficient", "entropy_coefficient"):
+            value = getattr(self, name)
+            self._require(is_number(value) and 0 <= value < math.inf, name, "a number of at least 0, and finite")
         self._require(is_number(self.clip_range) and self.clip_range > 0, "clip_range", "a number above 0")
         self._require(
             self.target_kl is None or (is_number(self.target_kl) and self.target_kl > 0),

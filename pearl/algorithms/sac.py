@@ -66,8 +66,8 @@ class SAC(TwinCriticTrainer):
         """Also the settings."""
         super().check_spaces()
         fixed, first, entropy = self.temperature, self.initial_temperature, self.target_entropy
-        weighs = fixed is None or (is_number(fixed) and fixed >= 0)
-        self._require(weighs, "temperature", "a number of at least 0, or None for a learned one")
+        weighs = fixed is None or (is_number(fixed) and 0 <= fixed < math.inf)
+        self._require(weighs, "temperature", "a finite number of at least 0, or None for a learned one")
         self._require(is_number(first) and 0 < first < math.inf, "initial_temperature", "a number above 0, and finite")
         aims = entropy is None or (is_number(entropy) and math.isfinite(entropy))
         self._require(aims, "target_entropy", "a finite number, or None for minus the size of an action")
