@@ -451,6 +451,8 @@ class _Mapping:
 
     def _replays(self, timesteps: int) -> None:
         self.trainer |= {name: value for name, value in _OF_PLAIN_ALGORITHMS.items() if hasattr(self.algorithm, name)}
+        if "n_steps" in self.left:
+            self.trainer["n_step"] = self._whole("n_steps")
         self.replay |= {"size": self._whole("buffer_size"), "mode": "uniform"}
         self.training["learning_starts"] = self._whole("learning_starts")
         if self.left.get("optimize_memory_usage") is True:

@@ -240,6 +240,13 @@ def test_dqn(zoo: Path) -> None:
     assert found.notes == ("target_update_interval: 10 environment steps are 128 gradient steps",)
 
 
+@pytest.mark.parametrize(("algorithm", "returns"), [("dqn", 3), ("sac", 1)])
+def test_returns_of_several_steps(algorithm: str, returns: int, tmp_path: Path) -> None:
+    stated = f"\n  n_steps: {returns}" if returns > 1 else ""
+    (tmp_path / f"{algorithm}.yml").write_text(f"Any-v0:\n  n_timesteps: 1e5{stated}\n", encoding="utf-8")
+    holds(zoo_settings(tmp_path / f"{algorithm}.yml", "Any-v0").trainer, n_step=returns)
+
+
 def test_an_entry_of_another_version_and_the_defaults_of_stable_baselines3(zoo: Path) -> None:
     found = zoo_settings(zoo / "dqn.yml", "LunarLander-v3")
     assert found.notes[0] == "the settings are those of LunarLander-v2"
