@@ -311,11 +311,6 @@ def _actor_critic(program: LearnerProgram, copy: _Copy) -> None:
     copy.backward("actor", 0, loss, 1, trained=True)
 
 
-def unrolled(program: LearnerProgram, factor: int) -> Unroll:
-    """The same UF for each layer."""
-    return tuple((factor,) * len(network) for network in program.networks)
-
-
 def most_unroll(layer: ProgramLayer) -> int:
     """The largest UF that helps a layer: all its rows at once, each block by block."""
     return BLOCK << math.ceil(math.log2(layer.outputs))

@@ -17,7 +17,6 @@ from composer.fpga.learner_program import (
     MOST_ROWS,
     LearnerProgram,
     ProgramLayer,
-    Stage,
     Unroll,
     most_unroll,
     padded,
@@ -180,21 +179,6 @@ def _macs(program: LearnerProgram, copies: int, unroll: Unroll) -> float:
     return copies * one + _WU_MACS * len(program.weight_stages)
 
 
-def learner_words(program: LearnerProgram, copies: int) -> int:
-    """Words of the stages' weights and gradients on chip, as the kernels allocate them."""
-    one = sum(_layer(program, stage).words for stage in program.stages.values() if stage.kind != "LOSS")
-    return copies * one + sum(layer.words for network in program.networks for layer in network)
-
-
-def pipe_words(program: LearnerProgram, items: int) -> int:
-    """Words that the wires of one copy hold: `items` vectors each."""
-    return sum(padded(width) * items for width in program.wires)
-
-
-def _layer(program: LearnerProgram, stage: Stage) -> ProgramLayer:
-    return program.networks[stage.place[0]][stage.place[1]]
-
-
 def learner_resources(
     program: LearnerProgram, batch_size: int, copies: int, unroll: Unroll, part: FpgaPart
 ) -> Resources:
@@ -204,8 +188,9 @@ def learner_resources(
     for stage in program.stages.values():
         if stage.kind == "LOSS":
             continue
-        layer = _layer(program, stage)
-        lanes = max(BLOCK, unroll[stage.place[0]][stage.place[1]])
+        which, number = stage.place
+        layer = program.networks[which][number]
+        lanes = max(BLOCK, unroll[which][number])
         memories.array(layer.words, lanes, copies)
         # What an item brings and takes away, twice: the next item comes meanwhile.
         memories.array(2 * (layer.row + padded(layer.outputs)), BLOCK, copies)

@@ -54,11 +54,6 @@ class GaeShape:
         """Bits of a coefficient below the point."""
         return self.coefficient_bits - 1
 
-    @property
-    def loop_registers(self) -> int:
-        """Registers in the feedback loop, A_{t+k} to A_t: one per step of lookahead, the last holds A_t."""
-        return self.lookahead
-
     def sum_bits(self, terms: int) -> int:
         """Return the bits of a sum of `terms` discounted TD residuals, each of three numbers."""
         return NUMBER_BITS + (3 * terms).bit_length()
