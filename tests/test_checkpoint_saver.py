@@ -12,7 +12,7 @@ import pytest
 
 from pearl.errors import CheckpointError, CheckpointWriteError
 from pearl.runtime.checkpoint import CheckpointState, save_checkpoint
-from pearl.runtime.checkpoint_saver import FIRST_PAUSE_S, LAST_PAUSES_S, CheckpointSaver
+from pearl.runtime.checkpoint_saver import FIRST_PAUSE_S, LAST_PAUSES_S, LONGEST_PAUSE_S, CheckpointSaver
 
 
 def save(directory: Path) -> Path:
@@ -62,6 +62,20 @@ def test_a_lock_that_is_held_for_a_moment_costs_a_warning(
     assert f"could be written again: {path}" in caplog.messages[-1]
     assert saver.is_due(scheduled=True)
     assert not saver.is_due(scheduled=False)
+
+
+def test_a_run_outlives_a_disk_that_is_full_for_days(tmp_path: Path, clock: Clock) -> None:
+    def full(directory: Path) -> Path:
+        raise CheckpointWriteError("The disk is full.")
+
+    saver = CheckpointSaver(tmp_path, full)
+    for _ in range(1_100):
+        begin = clock.now
+        assert saver.save() is None
+        while not saver.is_due(scheduled=False):
+            clock.now += 1.0
+        assert clock.now - begin <= LONGEST_PAUSE_S
+    assert clock.now - begin == LONGEST_PAUSE_S
 
 
 def test_the_end_is_worth_some_tries(tmp_path: Path, clock: Clock) -> None:

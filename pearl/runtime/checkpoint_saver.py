@@ -30,26 +30,25 @@ class CheckpointSaver:
 
     def __init__(self, directory: Path, write: Callable[[Path], Path]) -> None:
         self._directory, self._write = directory, write
-        self._failures = 0
+        self._pause_s = 0.0  # after the last failure; 0 where the last checkpoint could be written
         self._again_at = math.inf
 
     def is_due(self, scheduled: bool) -> bool:
         """Whether to save now: when `scheduled`, or after a failure when the pause is over."""
-        return time.monotonic() >= self._again_at if self._failures else scheduled
+        return time.monotonic() >= self._again_at if self._pause_s else scheduled
 
     def save(self) -> Path | None:
         """Save during the run; None, with a warning, if that fails now."""
         try:
             path = self._write(self._directory)
         except CheckpointWriteError as error:
-            pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**self._failures)
-            self._failures += 1
-            self._again_at = time.monotonic() + pause
-            _log.warning("%s It is tried again in %.0f s; training goes on. %s", error, pause, self._good())
+            self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s or FIRST_PAUSE_S)
+            self._again_at = time.monotonic() + self._pause_s
+            _log.warning("%s It is tried again in %.0f s; training goes on. %s", error, self._pause_s, self._good())
             return None
-        if self._failures:
+        if self._pause_s:
             _log.warning("The checkpoint could be written again: %s.", path)
-        self._failures, self._again_at = 0, math.inf
+        self._pause_s, self._again_at = 0.0, math.inf
         return path
 
     def save_last(self, *, hurried: bool = False) -> Path:
