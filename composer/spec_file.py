@@ -105,7 +105,7 @@ _REPLAY_KEYS = _keys_of(
     initial_priority=_Key('a number, "max" or "mean"', (int, float, str)),
 )
 _OPTIONAL_COUNTS = tuple(f.name for f in dataclasses.fields(ProgramOptions) if f.type == "int | None")
-_TABLES: dict[str, dict[str, _Key]] = {
+TABLES: dict[str, dict[str, _Key]] = {
     "platform": {"devices": _TEXT, "connections": _TEXT, "metric": _TEXT, "cluster": _TEXT},
     "actors": _keys_of(
         ActorSpec,
@@ -203,10 +203,10 @@ class _SpecFile:
         self.document = self._parse()
         override(self.document, overrides or {})
         for name, table in self.document.items():
-            if name not in _TABLES and name not in SWEEP_TABLES:
+            if name not in TABLES and name not in SWEEP_TABLES:
                 kind = "table" if isinstance(table, dict) else "key"
                 raise self._error(
-                    "", f"the tables {', '.join(_TABLES)}", f"the {kind} {name!r}", did_you_mean(name, _TABLES)
+                    "", f"the tables {', '.join(TABLES)}", f"the {kind} {name!r}", did_you_mean(name, TABLES)
                 )
             if not isinstance(table, dict):
                 raise self._error("", f"a table [{name}]", f"{name} = {_shown(table)}")
@@ -290,7 +290,7 @@ class _SpecFile:
 
     def _set_trainer(self, composer: Composer, forced: str | None) -> None:
         table = self.document.get("trainer", {})
-        own = self._checked("trainer", {key: table[key] for key in _TABLES["trainer"] if key in table})
+        own = self._checked("trainer", {key: table[key] for key in TABLES["trainer"] if key in table})
         settings = {key: value for key, value in table.items() if key not in own}
         for key in ("learner", "imported_from"):  # given by `class`
             if key in settings:
@@ -334,7 +334,7 @@ class _SpecFile:
         return self._checked(name, self.document.get(name, {}))
 
     def _checked(self, name: str, table: Mapping[str, Any]) -> dict[str, Any]:
-        keys = _TABLES[name]
+        keys = TABLES[name]
         values: dict[str, Any] = {}
         for key, value in table.items():
             if key not in keys:

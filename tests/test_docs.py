@@ -14,7 +14,10 @@ import pytest
 from tools import reference
 
 import composer.composing
+from composer.spec_file import TABLES
 from pearl.algorithms import ALGORITHMS
+from pearl.backends import AUTO, learners
+from pearl.runtime.options import parse_options
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -155,6 +158,30 @@ def test_pages_on_ppo_tell_the_measured_seconds_until_cartpole_is_solved():
     assert line.endswith(f"| {ours} | {theirs} |")
     guide = " ".join((DOCS / "on_policy.md").read_text(encoding="utf-8").split())
     assert re.search(rf"median of {ours} s by .* after {theirs} s by Stable-Baselines3's PPO", guide)
+
+
+def test_the_guide_lists_every_option_of_programs(capsys):
+    with pytest.raises(SystemExit):
+        parse_options("A run.", timesteps=1, run_dir="runs/x", arguments=["--help"])
+    options = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE))
+    listed = set(re.findall(r"--[a-z-]+", "".join(rows_of_guide("`--"))))
+    assert len(options) > 20
+    assert {re.sub("^--plot$", "--no-plot", option) for option in options} <= listed
+
+
+def test_the_guide_lists_every_key_of_composition_files():
+    rows = {re.findall(r"\[(\w+)\]", row)[0]: row for row in rows_of_guide("`[")}
+    assert set(rows) == set(TABLES)
+    for table, keys in TABLES.items():
+        if table != "replay":  # whose keys, the arguments of set_replay, have a table of their own
+            assert [key for key in keys if f"`{key}" not in rows[table]] == [], table
+    assert all(f'"{name}"' in rows["trainer"] for name in (AUTO, *learners()))
+
+
+def rows_of_guide(beginning: str) -> list[str]:
+    """The rows of tables in the guide whose first cell begins so."""
+    guide = (DOCS / "getting_started.md").read_text(encoding="utf-8")
+    return [line for line in guide.splitlines() if line.startswith(f"| {beginning}")]
 
 
 def test_each_algorithm_has_a_page_that_the_index_names():

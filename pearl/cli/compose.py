@@ -56,7 +56,8 @@ def _compose(
     implementation: Annotated[
         str | None,
         typer.Option(
-            help="Of the Learner: auto (the fastest), native, torch, sycl or fpga. Default: as in the file, else auto."
+            help="Of the Learner: auto (the fastest), native, torch, cuda, sycl or fpga. Default: as in the file, else "
+            "auto."
         ),
     ] = None,
     settings: Annotated[
