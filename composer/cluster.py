@@ -6,9 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
-import os
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -24,10 +22,10 @@ from pearl.actors.report import Report
 from pearl.devices.description import Connection, Device
 from pearl.errors import ConfigurationError, PearlError
 from pearl.extras import require_extra
-from pearl.remote.bridge import Needs, connected, no_cluster
+from pearl.remote.bridge import Needs, connected_in_time, no_cluster
 from pearl.remote.placing import names_of
 
-_PATIENCE_S = 60.0  # for the cluster to let this process in, and for a node to answer
+_PATIENCE_S = 60.0  # for a node to answer
 _LONGEST_S = 300.0  # of everything
 _ROUND_TRIPS, _TRANSFERS = 100, 5
 _NBYTES = 8 << 20  # of a transfer
@@ -147,23 +145,14 @@ def measure_cluster(address: str) -> list[MeasuredNode]:
 
 def _measure(address: str, result: str, report: Report) -> None:
     """Main function of the process: write the nodes to the file `result`."""
-    watchdog = threading.Timer(_PATIENCE_S, _give_up, (address, report))
-    watchdog.daemon = True
     try:
-        watchdog.start()
-        ray = connected(address, Needs())
-        watchdog.cancel()
+        ray = connected_in_time(address, Needs(), report)
         rows = [dataclasses.asdict(node) for node in _nodes(ray)]
         Path(result).write_text(json.dumps(rows), encoding="utf-8")
         ray.shutdown()
     except BaseException as error:
         report.fail(str(error) if isinstance(error, PearlError) else traceback.format_exc(limit=-8))
         raise SystemExit(1) from None
-
-
-def _give_up(address: str, report: Report) -> None:
-    report.fail(no_cluster(address, f"it did not let this process in within {_PATIENCE_S:g} s"))
-    os._exit(1)  # the thread that connects cannot be ended
 
 
 def _nodes(ray: Any) -> list[MeasuredNode]:

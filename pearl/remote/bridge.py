@@ -106,14 +106,8 @@ class Work(Protocol):
 
 def run_bridge(address: str, needs: Needs, receiver: ObjectReceiver, report: Report) -> None:
     """Main function of the bridge's process: until the host closes the sender."""
-    watchdog = threading.Timer(_PATIENCE_S, _give_up, (address, report))
-    watchdog.daemon = True
     try:
-        if address != LOCAL:
-            watchdog.start()
-        ray = connected(address, needs)
-        watchdog.cancel()
-        Bridge(ray, report).run(receiver)
+        Bridge(connected_in_time(address, needs, report), report).run(receiver)
     except BaseException as error:
         report.fail(_explained(error))
         end = threading.Timer(_PARTING_S, os._exit, (1,))  # in case Ray does not let the process end
@@ -133,6 +127,17 @@ def _explained(error: BaseException) -> str:
             "(ray start --object-store-memory)."
         )
     return traceback.format_exc(limit=-8)
+
+
+def connected_in_time(address: str, needs: Needs, report: Report) -> Any:
+    """The same as `connected`, but a cluster that listens and does not let this process in ends it, with a report."""
+    watchdog = threading.Timer(_PATIENCE_S, _give_up, (address, report))
+    watchdog.daemon = True
+    if address != LOCAL:
+        watchdog.start()
+    ray = connected(address, needs)
+    watchdog.cancel()
+    return ray
 
 
 def _give_up(address: str, report: Report) -> None:
