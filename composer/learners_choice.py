@@ -15,7 +15,7 @@ from pearl.spec import Nodes
 
 INTERVALS = (1, 4, 8, 16, 32)
 NEAR = 1.05  # a longer interval must be this much faster than a shorter one, which keeps Learners closer
-WORTH_A_LEARNER = 1.15  # predictions of several Learners were up to 16 % too high
+WORTH_A_LEARNER = 1.15  # predictions of several Learners are too high: by up to 10 % in `make bench-scale`
 
 _WAITS = 0.97  # a share of the prediction, below which the Actors are waited for
 

@@ -54,7 +54,7 @@ def check_fits(capacity: int, chosen: Selection, memory_bytes: int, device: str)
 
 
 def unsupported_options(options: Selection | ReplaySpec) -> list[str]:
-    """The options, as a user writes them, that the Replay Manager on SYCL devices does not have."""
+    """The options, as a user writes them, that the Replay Managers of CUDA, SYCL and FPGA lack."""
     found = {
         f"mode={options.mode!r}": options.mode not in ("prioritized", "uniform"),
         "replacement=False": not options.replacement,
