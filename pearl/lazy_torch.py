@@ -46,11 +46,6 @@ def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     return is_imported() and isinstance(value, torch.Tensor)
 
 
-def is_module(value: object) -> TypeGuard[nn.Module]:
-    """Whether `value` is a torch module; asking does not import torch."""
-    return is_imported() and isinstance(value, nn.Module)
-
-
 def when_imported(action: Callable[[], None]) -> None:
     """Call `action` once: now if torch is imported, else when torch is first used through this module."""
     _waiting.append(action)

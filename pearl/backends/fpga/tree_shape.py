@@ -101,7 +101,6 @@ class TreeShape:
         fanout: int,
         lanes: int = 0,
         *,
-        leaf_bits: int = LEAF_BITS,
         cycles_per_access: Literal[1, 2] = 1,
         assigns: bool = True,
     ) -> TreeShape:
@@ -111,7 +110,7 @@ class TreeShape:
         depth = 1
         while max(fanout, 2) ** depth < slots:
             depth += 1
-        return cls(depth, fanout, lanes, leaf_bits, cycles_per_access, assigns, slots)
+        return cls(depth, fanout, lanes, LEAF_BITS, cycles_per_access, assigns, slots)
 
     @property
     def digit_bits(self) -> int:
