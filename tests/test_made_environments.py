@@ -165,8 +165,10 @@ def test_wrappers_are_applied_in_order_in_actors_and_in_evaluations() -> None:
     wrapped: Any = single.env  # type: ignore[attr-defined]
     assert isinstance(wrapped, TimeAwareObservation)
     assert isinstance(wrapped.env, RescaleAction)
-    with pytest.raises(EnvError, match=r"failed in its constructor: TypeError.*unexpected keyword argument 'low'"):
-        probe(ActorSpec("Pendulum-v1", wrappers=((RescaleAction, {"low": 1}),)))
+    expected = r"The wrapper gymnasium\.wrappers\.\S*RescaleAction of Pendulum-v1 failed: TypeError.*argument 'low'"
+    for kind in ("sync", "async"):
+        with pytest.raises(EnvError, match=expected):
+            probe(ActorSpec("Pendulum-v1", wrappers=((RescaleAction, {"low": 1}),), vectorization=kind))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("first", [True, False])

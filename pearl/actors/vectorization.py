@@ -13,7 +13,7 @@ import difflib
 import functools
 import importlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -25,7 +25,7 @@ from pearl.action_masks import mask_env
 from pearl.actors.atari_wrappers import Preprocessing, check_counterpart, make_game
 from pearl.actors.observations import AnyVectorWrapper, check_env, name_of, one_of, prepare_env, prepare_vector
 from pearl.errors import EnvError
-from pearl.spec import ACTION_MASK, ActorSpec
+from pearl.spec import ACTION_MASK, ActorSpec, Scalar
 
 AnyVector = VectorEnv[Any, Any, Any]
 
@@ -122,7 +122,7 @@ class _OfSingles(Vectorization):
         self._mode, self._further, self._vector_kwargs = mode, further, vector_kwargs
 
     def make(self, spec: ActorSpec, count: int) -> AnyVector:
-        wrappers: list[Any] = [functools.partial(wrapper, **options) for wrapper, options in spec.wrapped]
+        wrappers: list[Any] = [functools.partial(_applied, *wrapped) for wrapped in spec.wrapped]
         wrappers += [mask_env, _ForVector, prepare_env, *self._further]
         options: dict[str, Any] = dict(spec.env_kwargs)
         return gym.make_vec(
@@ -138,6 +138,19 @@ class _OfSingles(Vectorization):
         vector = _SYNC.make(spec, count)
         assert isinstance(vector, gym.vector.SyncVectorEnv)
         return list(vector.envs)
+
+
+def _applied(wrapper: Callable[..., Any], options: Mapping[str, Scalar], env: gym.Env[Any, Any]) -> Any:
+    """The wrapped environment. Raises EnvError, which names the wrapper, if that fails."""
+    try:
+        return wrapper(env, **options)
+    except (EnvError, gym.error.Error):
+        raise
+    except Exception as error:
+        raise EnvError(
+            f"The wrapper {wrapper.__module__}.{wrapper.__qualname__} of {name_of(env.unwrapped.spec)} failed: "
+            f"{type(error).__name__}: {error} Give it other arguments with set_wrappers([...]), or leave it out."
+        ) from error
 
 
 class _Own(Vectorization):
