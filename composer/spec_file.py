@@ -35,7 +35,7 @@ from pearl.algorithms.trainer import (
 )
 from pearl.algorithms.update_frequency import respelled
 from pearl.backends import AUTO, check_implementation, learners
-from pearl.error_place import described
+from pearl.error_place import described, is_missing
 from pearl.errors import ConfigurationError, GenerationError, PearlError, TrainerError
 from pearl.replay.schedules import SCHEDULES
 from pearl.runtime.options import check_count, check_goal
@@ -520,7 +520,7 @@ def import_from(name: str, folder: Path) -> ModuleType:
     try:
         return importlib.import_module(name)
     except Exception as error:  # the user's module may raise anything
-        if isinstance(error, ModuleNotFoundError) and error.name == name.split(".")[0]:
+        if is_missing(name, error):
             raise TrainerError(
                 f"there is no module {name!r} in {folder} or among the installed packages. "
                 'Name the module without ".py", or the file with it.'

@@ -27,6 +27,11 @@ def described(error: BaseException) -> str:
     return f"{text} ({place.filename}, line {place.lineno}{where})"
 
 
+def is_missing(module: str, error: BaseException) -> bool:
+    """Whether importing `module` raised `error` since there is none of that name: not one that it imports itself."""
+    return isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+
+
 def _is_a_librarys(file: str) -> bool:
     foreign = [Path(folder).resolve() for folder in sysconfig.get_paths().values()]
     path = Path(file).resolve()

@@ -184,7 +184,11 @@ def test_arguments_that_are_not_given_are_those_of_the_run(tmp_path: Path) -> No
 
 def test_a_trainer_class_may_be_named(run: Path) -> None:
     assert command("evaluate", run, "--trainer", "policies:WideDQN", "--episodes", 1).exit_code == 0
-    for text, message in (("policies", "must be MODULE:CLASS"), ("policies:Absent", "has no class Absent")):
+    for text, message in (
+        ("policies", "must be MODULE:CLASS"),
+        ("policies:Absent", "has no class Absent"),
+        ("policies.py:WideDQN", "there is no module 'policies.py' in"),
+    ):
         assert message in command("evaluate", run, "--trainer", text).output
 
 

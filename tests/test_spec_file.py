@@ -332,6 +332,7 @@ def test_a_fault_names_file_table_and_key(spec, old, new, parts):
         ("pkg.2nd:X", "'2nd' is no Python identifier"),
         ("absent.py:SpecTrainer", "there is no file"),
         ("absent_module:SpecTrainer", "there is no module 'absent_module'"),
+        ("json.absent_module:SpecTrainer", "there is no module 'json.absent_module'"),
         ("{module}.py:SpecTrainr", "Did you mean 'SpecTrainer'?"),
         ("os:path", "a trainer class"),
         ("random.py:X", "there is no file"),

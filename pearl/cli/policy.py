@@ -13,7 +13,7 @@ import typer
 
 from pearl.cli.app import app, examples
 from pearl.cli.output import console, facts_table, output_kept_free
-from pearl.error_place import described
+from pearl.error_place import described, is_missing
 from pearl.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -237,6 +237,11 @@ def _imported(module: str, option: str) -> Any:
     try:
         return importlib.import_module(module)
     except Exception as error:  # whatever the user's module does at import
+        if is_missing(module, error):
+            raise ConfigurationError(
+                f"{option}: there is no module {module!r} in {Path.cwd()} or among the installed packages. Name the "
+                'module without ".py".'
+            ) from error
         raise ConfigurationError(f"{option} {module} cannot be imported: {described(error)}.") from error
 
 

@@ -8,7 +8,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pearl.error_place import described
+from pearl.error_place import described, is_missing
 
 
 def import_class(module: str, name: str, *, folder: str, program: str) -> type:
@@ -38,16 +38,12 @@ def import_object(module: str, name: str, *, folder: str, program: str, what: st
     edit = f'Move it there, or correct folder="{folder}" in {file}.'
     try:
         found = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            _stop(f"Importing {module}, which has the {what} {name}, failed: {described(error)}.")
-        looked = " or ".join(map(str, searched))
-        _stop(f"There is no module {module!r}, which has the {what} {name}, in {looked}. {edit}")
-    except AttributeError as error:
-        if error.name != name:
-            _stop(f"Importing {module}, which has the {what} {name}, failed: {described(error)}.")
-        _stop(f"The module {module!r} in {sys.modules[module].__file__} has no {what} {name}. {edit}")
     except Exception as error:  # whatever the user's module does at import
+        if is_missing(module, error):
+            looked = " or ".join(map(str, searched))
+            _stop(f"There is no module {module!r}, which has the {what} {name}, in {looked}. {edit}")
+        if isinstance(error, AttributeError) and error.name == name and module in sys.modules:
+            _stop(f"The module {module!r} in {sys.modules[module].__file__} has no {what} {name}. {edit}")
         _stop(f"Importing {module}, which has the {what} {name}, failed: {described(error)}.")
     return found
 
