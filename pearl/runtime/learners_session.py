@@ -169,11 +169,6 @@ class LearnersSession(Session):
         self._beta = float(self._beta_at(self.counters.env_steps))
         return self._beta
 
-    @property
-    def progress(self) -> float:
-        """How much of the run is over, from 0 to 1."""
-        return min(1.0, self.counters.env_steps / max(1, self.options.timesteps))
-
     # --- what happened ----------------------------------------------------------------------------------------------
 
     def averaged(self, learner: Learner, wsq: WeightSyncQueue) -> bool:

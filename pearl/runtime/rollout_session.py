@@ -136,11 +136,6 @@ class RolloutSession(Run):
         self._telemetry.inserted()
         return True
 
-    @property
-    def progress(self) -> float:
-        """How much of the run is over, from 0 to 1."""
-        return min(1.0, self.counters.env_steps / max(1, self.options.timesteps))
-
     # --- what happened ----------------------------------------------------------------------------------------------
 
     def training(self) -> None:

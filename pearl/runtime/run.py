@@ -454,6 +454,11 @@ class Run(abc.ABC):
 
     # --- the loop's questions ---------------------------------------------------------------------------------------
 
+    @property
+    def progress(self) -> float:
+        """How much of the run is over, from 0 to 1."""
+        return min(1.0, self.counters.env_steps / max(1, self.options.timesteps))
+
     def running(self) -> bool:
         """Do what is due (checkpoint, evaluation, log); False once the run is over and nothing is under way."""
         self._seen = self.bell.value()
