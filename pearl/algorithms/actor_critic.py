@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 _STEP = (
     *("update_policy", "end_of_step", "phases", "finish_step"),
     *("_critic_phase", "_actor_phase", "_compute_critic", "_apply_critic", "_compute_actor", "_apply_actor"),
-    *("_descend_actor", "_step", "_next_value", "_deal_noise", "_moves_policy"),
+    *("_descend_actor", "_step", "_next_value", "_deal_noise", "_delayed_phases"),
     *("_values", "_target_of", "_judged", "_dropping"),
 )
 _STEP_AND_INPUTS = (*_STEP, "judges", "host_inputs", "_draws")
@@ -437,6 +437,11 @@ class TwinCriticTrainer(ActorCritic):
     @property
     def _critic_count(self) -> int:
         return 2
+
+    def _delayed_phases(self, policy_delay: int) -> tuple[Phase, ...]:
+        """Critics, and in every `policy_delay`-th step the actor."""
+        moves = (self.gradient_steps + 1) % policy_delay == 0
+        return (self._critic_phase, self._actor_phase) if moves else (self._critic_phase,)
 
     def array_parts(self, random: TorchRandom) -> ArrayParts | None:
         """The same as `build` makes, for observations of floating point."""

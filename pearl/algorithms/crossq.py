@@ -107,8 +107,7 @@ class CrossQ(SAC):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Critics, and in every `policy_delay`-th step the actor (and temperature) against the updated critics."""
-        moves = (self.gradient_steps + 1) % self.policy_delay == 0
-        return (self._critic_phase, self._actor_phase) if moves else (self._critic_phase,)
+        return self._delayed_phases(self.policy_delay)
 
     def _compute_critic(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> torch.Tensor:
         rows = len(weights)

@@ -80,8 +80,7 @@ class REDQ(SAC):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Critics, and in every `policy_delay`-th step the actor (and temperature) against the updated critics."""
-        moves = (self.gradient_steps + 1) % self.policy_delay == 0
-        return (self._critic_phase, self._actor_phase) if moves else (self._critic_phase,)
+        return self._delayed_phases(self.policy_delay)
 
     def step_kind(self) -> tuple[object, ...] | str:
         """Which phases the step has; a text where the host draws the critics of each step."""

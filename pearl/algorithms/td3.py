@@ -74,10 +74,7 @@ class TD3(TwinCriticTrainer):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Critics, and in every `policy_delay`-th step the actor against the updated first critic."""
-        return (self._critic_phase, self._actor_phase) if self._moves_policy(1) else (self._critic_phase,)
-
-    def _moves_policy(self, ahead: int = 0) -> bool:
-        return (self.gradient_steps + ahead) % self.policy_delay == 0
+        return self._delayed_phases(self.policy_delay)
 
     def _next_value(self, next_obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         disturbance = (self.target_noise * noise).clamp_(-self.noise_clip, self.noise_clip)
@@ -90,7 +87,7 @@ class TD3(TwinCriticTrainer):
 
     def finish_step(self) -> None:
         """Polyak updates of all targets, in the steps that update the policy."""
-        if self._moves_policy():
+        if self.gradient_steps % self.policy_delay == 0:
             self._target_actor_flat.move_toward(self._actor_flat, self.tau)
             self._target_critic_flat.move_toward(self._critic_flat, self.tau)
 
