@@ -64,9 +64,9 @@ _STEP = (
     *("update_policy", "end_of_step", "phases", "finish_step"),
     *("_critic_phase", "_actor_phase", "_compute_critic", "_apply_critic", "_compute_actor", "_apply_actor"),
     *("_descend_actor", "_step", "_next_value", "_deal_noise", "_delayed_phases"),
-    *("_values", "_target_of", "_judged", "_dropping"),
+    *("_descend_critics", "_noise", "_values", "_target_of", "_judged", "judges", "_dropping"),
 )
-_STEP_AND_INPUTS = (*_STEP, "judges", "host_inputs", "_draws")
+_STEP_AND_INPUTS = (*_STEP, "host_inputs", "_draws")
 
 
 class ActorCritic(Trainer):

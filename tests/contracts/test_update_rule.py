@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+import textwrap
+import types
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +75,45 @@ def test_a_step_of_ones_own_has_no_rule_but_the_policy_has(name: str, member: st
     rule = rule_of(made(own))
     assert rule.step == f"Own overrides {member}, a part of {name}'s update rule"
     assert rule.policy.departure is None
+
+
+def members_of_step(base: type[Trainer]) -> dict[str, object]:
+    """The methods and properties that a step calls on the trainer, directly or through each other."""
+    classes = [kind for kind in base.__mro__ if kind.__module__.startswith("pearl.algorithms")]
+    found: dict[str, object] = {}
+    waiting = ["update_policy", "end_of_step", "phases", "finish_step"]
+    while waiting:
+        name = waiting.pop()
+        defined = [vars(kind)[name] for kind in classes if name in vars(kind)]
+        members = [one for one in defined if isinstance(one, (types.FunctionType, property, staticmethod))]
+        if name in found or not members:
+            continue
+        found[name] = members[0]
+        for member in members:
+            code = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+            tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+            waiting += [
+                n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "self"
+            ]
+    return found
+
+
+@pytest.mark.parametrize("name", WITH_STEPS)
+def test_whatever_a_step_calls_may_be_overridden_and_then_there_is_no_rule(name: str) -> None:
+    base = ALGORITHMS[name]
+    # The noise has a departure of its own; the others describe the trainer, and engines ask for them as they are.
+    members = members_of_step(base).keys() - {"draw_noise", "action_size", "device", "gradient_steps", "parts"}
+    assert len(members) >= 6
+    for member in members:
+        inherited = inspect.getattr_static(base, member)
+        if isinstance(inherited, property):
+            again: object = property(inherited.fget)
+        elif isinstance(inherited, staticmethod):
+            again = staticmethod(lambda *arguments, inherited=inherited: inherited.__func__(*arguments))
+        else:
+            again = lambda self, *arguments, inherited=inherited: inherited(self, *arguments)  # noqa: E731
+        rule = rule_of(made(type("Own", (base,), {member: again}), hidden_sizes=(8,)))
+        assert rule.step == f"Own overrides {member}, a part of {name}'s update rule"
 
 
 @pytest.mark.parametrize("name", FROM_REPLAY)
