@@ -21,10 +21,11 @@ from trainers import TinyDQN
 from unruly import LONG_MESSAGE, note_program, unruly_setup
 
 from composer.profiling.actors import measure_actor
-from pearl.actors import process
+from pearl.actors import process, report
 from pearl.actors import waiting as waiting_module
 from pearl.actors.child_process import ChildProcess, signal_name
 from pearl.actors.process import ActorGroup
+from pearl.actors.report import LONGEST_GAP_S, Report, Silence
 from pearl.actors.waiting import end_waiting, start_waiting
 from pearl.errors import ActorError
 from pearl.ipc.queues import WeightSyncQueue
@@ -119,7 +120,8 @@ def test_a_real_time_signal_is_named(group: Group, caplog: pytest.LogCaptureFixt
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Time as the group sees it; it passes when the test says so."""
     now = SimpleNamespace(s=time.monotonic())
-    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now.s))
+    for module in (process, report):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now.s))
     return now
 
 
@@ -378,3 +380,22 @@ def test_a_program_that_ends_early_leaves_no_interpreter(options: tuple[str, ...
     assert len(pids) == count
     until(lambda: not any(is_alive(pid) for pid in pids))
     assert not done.stderr
+
+
+def test_silence_is_what_the_reader_saw_and_no_pause_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    heard = Report()
+    silence = Silence(heard)
+
+    def look(passed_s: float) -> float:
+        now[0] += passed_s
+        return silence.look()
+
+    assert [look(0.5), look(0.5), look(0.25)] == [0.0, 0.5, 0.75], "nothing was heard before the first look"
+    assert look(3600.0) == 0.75 + LONGEST_GAP_S, "the reader was suspended"
+    heard.beat()
+    assert [look(0.5), look(0.5)] == [0.0, 0.5]
+    now[0] += 3600.0
+    silence.begin()
+    assert look(0.5) == 0.5

@@ -21,14 +21,14 @@ from trainers import FailsOnSeven, TinyDQN, TinyPPO, TinySAC
 
 from composer import Composer
 from composer.policy_server import fastest_place
+from pearl.actors import report
 from pearl.actors.actor import ActorSetup
 from pearl.actors.process import ActorGroup
 from pearl.algorithms.trainer import make_trainer
 from pearl.backends.cuda import CudaBackend
 from pearl.errors import ConfigurationError, EnvError, PolicyServerError
 from pearl.ipc.queues import WeightSyncQueue
-from pearl.runtime import policy_server
-from pearl.runtime.policy_server import PolicyServerProcess, ServerSetup, why_not_served
+from pearl.runtime.policy_server import PolicyServerProcess, ServerSetup, check_served, why_not_served
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.spec import ActorSpec, RolloutSpec, TrainSpec, TransitionSpec
 
@@ -155,7 +155,7 @@ def test_a_hung_server_is_ended(together: Callable[..., Together], monkeypatch: 
     found = together((2,))
     found.messages(1, 0)
     os.kill(found.server.pid, signal.SIGSTOP)
-    monkeypatch.setattr(policy_server, "_LONGEST_GAP_S", 100.0)
+    monkeypatch.setattr(report, "LONGEST_GAP_S", 100.0)
     monkeypatch.setattr(found.server, "_timeout_s", 0.5)
     with pytest.raises(PolicyServerError, match=r"hung for .* s while it inferred"):
         until(lambda: False, found.server.check)
@@ -301,7 +301,7 @@ def test_a_stated_device_that_is_not_there_is_told_when_composing(csv_pair: CsvP
 def test_a_device_that_no_backend_knows_is_refused(place: str) -> None:
     actors = ActorSpec("CartPole-v1", policy_server=place)
     with pytest.raises(ConfigurationError, match=f"a device that a backend knows, .* found '{place}'"):
-        policy_server.check_served(actors, object())
+        check_served(actors, object())
 
 
 @pytest.mark.parametrize("place", ["GPU", "cuda:x", "", None, "cuda:1234"])

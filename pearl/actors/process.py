@@ -18,7 +18,7 @@ import numpy as np
 from pearl.actors.actor import ActorSetup
 from pearl.actors.child_process import ChildProcess, DeathCount, Process
 from pearl.actors.environment import register
-from pearl.actors.report import Report
+from pearl.actors.report import Report, Silence
 from pearl.actors.rollout_actor import make_actor
 from pearl.actors.shared_warnings import SharedWarnings
 from pearl.actors.standalone import standalone
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("pearl.actors")
 
 _CHECK_INTERVAL_S = 0.1
-_LONGEST_GAP_S = 1.0  # counted as silence between two checks: the host may have been busy or suspended
 _SILENCE_S = 60.0  # until a warning
 _WAIT_S = 0.5
 _MESSAGE_S = 0.05  # a message that takes longer than this is sent before it is full
@@ -138,17 +137,10 @@ class _Running:
     report: Report
     setup: ActorSetup
     hangs: int = 0  # in a row, of this actor, while it made its environments
-    beats: int = -1
-    silent_s: float = 0.0
-    is_named: bool = False
+    is_named: bool = False  # as silent
 
-    def listen(self, passed_s: float) -> None:
-        """Note a sign of life, or `passed_s` more seconds of silence."""
-        beats = self.report.beats
-        if beats == self.beats:
-            self.silent_s += passed_s
-        else:
-            self.beats, self.silent_s, self.is_named = beats, 0.0, False
+    def __post_init__(self) -> None:
+        self.silence = Silence(self.report)
 
     @property
     def place(self) -> str:
@@ -201,32 +193,31 @@ class ActorGroup:
     def check(self, env_steps: int) -> None:
         """Restart dead and hung actors (at most ten looks a second). ActorError when they die too often."""
         now = time.monotonic()
-        passed_s = now - self._checked_at
-        if passed_s < _CHECK_INTERVAL_S:
+        if now - self._checked_at < _CHECK_INTERVAL_S:
             return
         self._checked_at = now
         for index, running in enumerate(self._running):
             if running.process.exit_code is not None:
                 self._replace(index, running, running.process.cause_of_death, env_steps, hangs=0)
                 continue
-            running.listen(min(passed_s, _LONGEST_GAP_S))
-            if running.silent_s > self._timeout_s:
+            silent_s = running.silence.look()
+            if silent_s > self._timeout_s:
                 self._end_hung(index, running, env_steps)
-            elif running.silent_s > _SILENCE_S and not running.is_named:
-                running.is_named = True
+            elif silent_s > _SILENCE_S and not running.is_named:
                 self._name_silent(running)
+            running.is_named = silent_s > _SILENCE_S
 
     def _name_silent(self, running: _Running) -> None:
         then = "" if math.isinf(self._timeout_s) else f" It is restarted after {self._timeout_s:g} s (--actor-timeout)."
         logger.warning(
             "%s (process %d) has given no sign of life for %.0f s, %s: an environment may hang.%s Ctrl-C saves and "
             "stops.",
-            *(running.process.name, running.process.pid, running.silent_s, running.place, then),
+            *(running.process.name, running.process.pid, running.silence.seconds, running.place, then),
         )
 
     def _end_hung(self, index: int, running: _Running, env_steps: int) -> None:
         running.process.kill()
-        cause = f"process {running.process.pid} hung for {running.silent_s:.0f} s {running.place}"
+        cause = f"process {running.process.pid} hung for {running.silence.seconds:.0f} s {running.place}"
         hangs = 0 if running.report.is_ready else running.hangs + 1
         if hangs >= self._most_deaths:
             raise ActorError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from pearl.ipc.shared_buffer import SharedBuffer
 
+LONGEST_GAP_S = 1.0  # counted as silence between two looks: the reader may have been busy or suspended
 _MOST_BYTES = 32 * 1024  # of a failure's text: longer than useful tracebacks
 _BEATS, _READY, _FAILED, _LENGTH, _NUMBERS = range(5)
 _HEADER_BYTES = 8 * (_NUMBERS + 1)
@@ -87,6 +89,27 @@ class Report:
         if not self._header[_FAILED]:
             return None
         return bytes(self._text[: int(self._header[_LENGTH])]).decode(errors="replace")
+
+
+class Silence:
+    """How long the writer of a report has given no sign of life, as the reader finds when it looks."""
+
+    def __init__(self, report: Report) -> None:
+        self._report, self._beats = report, -1
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from now on."""
+        self.seconds, self._looked_at = 0.0, time.monotonic()
+
+    def look(self) -> float:
+        """The seconds of silence so far; 0 after a sign of life since the last look."""
+        now = time.monotonic()
+        passed_s, self._looked_at = now - self._looked_at, now
+        beats = self._report.beats
+        self.seconds = self.seconds + min(passed_s, LONGEST_GAP_S) if beats == self._beats else 0.0
+        self._beats = beats
+        return self.seconds
 
 
 def shortened(text: str, most_bytes: int) -> str:

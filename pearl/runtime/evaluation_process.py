@@ -7,7 +7,6 @@ import logging
 import math
 import multiprocessing
 import os
-import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from pearl.actors.actor import ActorSetup
 from pearl.actors.child_process import ChildProcess
 from pearl.actors.environment import register
 from pearl.actors.native_policy import NativePolicy
-from pearl.actors.report import Report
+from pearl.actors.report import Report, Silence
 from pearl.actors.shared_warnings import SharedWarnings
 from pearl.actors.standalone import standalone
 from pearl.algorithms.trainer import Trainer, TrainerLike, policy_snapshot, uses_masks
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("pearl.runtime")
 
 _LONGEST_END_S = 1.0
-_LONGEST_GAP_S = 1.0  # counted as silence between two looks: the host may have been busy or suspended
 
 
 def idle_cores(busy: float) -> float:
@@ -61,7 +59,7 @@ class EvaluationProcess:
         assert setup.policy is not None
         self._setup, self._envs, self._shared_warnings = setup, envs, shared_warnings
         self._report, self._timeout_s = Report(), timeout_s
-        self._beats, self._silent_s, self._looked_at = -1, 0.0, 0.0
+        self._silence = Silence(self._report)
         self._masked = uses_masks(trainer)
         self._weights = WeightSyncQueue(len(_snapshot(trainer)))
         self._process: ChildProcess | None = None
@@ -76,7 +74,7 @@ class EvaluationProcess:
         if self._process is None:
             self._start()
         assert self._connection is not None
-        self._silent_s, self._looked_at = 0.0, time.monotonic()
+        self._silence.begin()
         try:
             self._connection.send_bytes(json.dumps({"episodes": episodes, "seed": seed}).encode())
         except OSError as error:
@@ -119,17 +117,12 @@ class EvaluationProcess:
 
     def _check_silence(self) -> None:
         """Raise EvaluationProcessError, and end the process, if it has made no step for too long."""
-        now = time.monotonic()
-        passed_s, self._looked_at = now - self._looked_at, now
-        if (beats := self._report.beats) != self._beats:
-            self._beats, self._silent_s = beats, 0.0
-            return
-        self._silent_s += min(passed_s, _LONGEST_GAP_S)
-        if self._silent_s > self._timeout_s:
+        silent_s = self._silence.look()
+        if silent_s > self._timeout_s:
             assert self._process is not None
             self._process.kill()
             raise EvaluationProcessError(
-                f"The process of the evaluations hung for {self._silent_s:.0f} s and was ended (--actor-timeout)"
+                f"The process of the evaluations hung for {silent_s:.0f} s and was ended (--actor-timeout)"
             )
 
     def _death(self) -> EvaluationProcessError:

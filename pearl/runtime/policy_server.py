@@ -7,14 +7,13 @@ work cannot disturb graphs that the Learner records. A GPU takes turns between t
 from __future__ import annotations
 
 import itertools
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pearl.actors.child_process import ChildProcess
-from pearl.actors.report import Report
+from pearl.actors.report import Report, Silence
 from pearl.actors.served_policy import RESULTS, Inference, InferenceQueue, PolicyService, inputs_of
 from pearl.actors.shared_warnings import SharedWarnings
 from pearl.backends import support_for_torch
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from pearl.runtime.policy_inference import PolicyInference
 
 _WAIT_S = 0.5
-_LONGEST_GAP_S = 1.0  # counted as silence between two checks: the host may have been busy or suspended
 
 
 @dataclass(frozen=True)
@@ -212,7 +210,7 @@ class PolicyServerProcess:
             "policy-server",
             without_program=without_program,
         )
-        self._checked_at, self._beats, self._silent_s = time.monotonic(), -1, 0.0
+        self._silence = Silence(self._report)
 
     @property
     def pid(self) -> int:
@@ -237,17 +235,12 @@ class PolicyServerProcess:
             failure = self._report.failure
             detail = "" if failure is None else ("\n" if "\n" in failure else " ") + failure.rstrip()
             raise PolicyServerError(self._ended(f"died ({self._process.cause_of_death})") + detail)
-        now = time.monotonic()
-        passed_s, self._checked_at = now - self._checked_at, now
-        if (beats := self._report.beats) != self._beats:
-            self._beats, self._silent_s = beats, 0.0
-            return
-        self._silent_s += min(passed_s, _LONGEST_GAP_S)
-        if self._timeout_s and self._silent_s > self._timeout_s:
+        silent_s = self._silence.look()
+        if self._timeout_s and silent_s > self._timeout_s:
             doing = "inferred" if self.is_ready else "started"
             self._process.kill()
             raise PolicyServerError(
-                self._ended(f"hung for {self._silent_s:.0f} s while it {doing}, and was ended (--actor-timeout)")
+                self._ended(f"hung for {silent_s:.0f} s while it {doing}, and was ended (--actor-timeout)")
             )
 
     def _ended(self, how: str) -> str:
