@@ -7,7 +7,6 @@ import logging
 import pickle
 import shlex
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from pearl.actors.actor import ActorSetup, VectorActor
 from pearl.actors.child_process import ChildProcess
 from pearl.actors.environment import known_environment, register
 from pearl.actors.process import settle_torch
-from pearl.actors.report import Report
+from pearl.actors.report import Report, Silence
 from pearl.actors.rollout_actor import make_actor
 from pearl.actors.standalone import names_program, without_trainer
 from pearl.errors import EnvError, GenerationError
@@ -117,15 +116,13 @@ def _in_own_process(setup: ActorSetup, pickled: bytes, work: Work, budget_s: flo
 
 
 def _samples(setup: ActorSetup, process: ChildProcess, report: Report) -> list[float]:
-    heard, heard_at = report.beats, time.monotonic()
-    while time.monotonic() - heard_at < _SILENCE_S:
+    silence = Silence(report)
+    while silence.look() < _SILENCE_S:
         ended = process.wait(_LISTEN_INTERVAL_S)  # before the report is read, as it does not change afterwards
         if (samples := report.result) is not None:
             return samples
         if ended:
             raise _end_of(setup, process, report)
-        if report.beats != heard:
-            heard, heard_at = report.beats, time.monotonic()
     spec = setup.spec
     raise EnvError(
         f"An actor in {spec.env_name} gave no sign of life for {_SILENCE_S:g} s while it was profiled, and was ended: "
