@@ -390,11 +390,17 @@ def test_states_are_saved_while_one_learner_waits_for_another_and_loaded_again(t
         assert counts["steps"] <= due, "the other got nothing new to train on"
 
 
-def test_a_learner_that_hangs_is_killed_and_replaced(caplog):
+def test_a_learner_that_hangs_is_killed_and_replaced(caplog, monkeypatch):
     setup = setup_of()
     with LearnerGroup(setup, setup.make_trainer(), message_rows=64) as group:
         group.wait_until_ready()
         os.kill(group.pids[0], signal.SIGSTOP)
+        group.check()
+        group.check()
+        monotonic = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 3600.0)  # the host was stopped, too
+        group.check()
+        assert group.restarts == 0
         group._patience_s = 5.0
 
         def is_replaced():

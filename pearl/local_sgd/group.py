@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from pearl.actors.child_process import ChildProcess, DeathCount, Process
-from pearl.actors.report import Report
+from pearl.actors.report import Report, Silence
 from pearl.errors import CheckpointError, CheckpointWriteError, ConfigurationError, LearnerError, PearlError
 from pearl.ipc.queues import Bell, ColumnQueue
 from pearl.local_sgd.averaging import Average
@@ -48,15 +48,10 @@ class _Running:
     report: Report
     commands: Commands
     rows: int  # that its bank was given
-    beats: int = -1
-    heard_at: float = 0.0
     is_named: bool = False
 
-    def silent_s(self, now: float) -> float:
-        """Seconds since the last sign of life that was seen; ask often."""
-        if (beats := self.report.beats) != self.beats:
-            self.beats, self.heard_at = beats, now
-        return now - self.heard_at
+    def __post_init__(self) -> None:
+        self.silence = Silence(self.report)
 
     @property
     def progress(self) -> LearnerProgress:
@@ -304,7 +299,7 @@ class LearnerGroup:
 
     def _hangs(self, running: _Running) -> bool:
         """Whether the process was killed now, since it has given no sign of life for too long."""
-        hangs = running.silent_s(time.monotonic()) > self._patience_s and running.process.exit_code is None
+        hangs = running.silence.look() > self._patience_s and running.process.exit_code is None
         if hangs:
             running.process.kill()
         return hangs
