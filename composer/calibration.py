@@ -257,11 +257,17 @@ class CalibrationStore:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"The calibration file {path} cannot be read: {error}") from error
+            why = getattr(error, "strerror", None) or error
+            raise ConfigurationError(
+                f"The calibration file {path} cannot be read: {why}. `pearl calibrate --export FILE` writes one on the "
+                "other machine."
+            ) from error
         try:
             theirs, machines = _decode(text)
         except ConfigurationError as error:
-            raise ConfigurationError(f"{path} is no calibration file of this version: {error}") from error
+            raise ConfigurationError(
+                f"{path} is no calibration file of this version: {error} `pearl calibrate --export FILE` writes one."
+            ) from error
         new: _Entries = {}
         for digest, entry in theirs.items():
             mine = self._entries.get(digest)

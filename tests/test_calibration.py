@@ -215,7 +215,7 @@ def test_a_file_that_is_no_calibration_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(json.dumps({"format": "other"}))
     with pytest.raises(ConfigurationError, match="found 'other'"):
         store.import_file(tmp_path / "other.json")
-    with pytest.raises(ConfigurationError, match="cannot be read"):
+    with pytest.raises(ConfigurationError, match=r"cannot be read: \S.*\. `pearl calibrate --export FILE`"):
         store.import_file(tmp_path / "absent.json")
     (tmp_path / "other.json").write_text('{"format": "pearl-calibration", "version": 2, "entries": [{"key": 1}]}')
     with pytest.raises(ConfigurationError, match=r"other\.json is no calibration file.*entries\[0\]"):
