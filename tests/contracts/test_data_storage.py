@@ -111,6 +111,26 @@ def test_rows_come_back_as_they_went_in(make_storage):
     assert storage.nbytes == 10 * SPEC.nbytes == 10 * 43
 
 
+def test_insertions_of_many_megabytes_arrive_whole(make_storage):
+    spec = TransitionSpec((FieldSpec("obs", (2**19,), "float32"), FieldSpec("action", (), "int64")))  # 2 MiB a row
+    storage = make_storage(spec, 20)
+    storage.insert(rows(0, 4, spec))
+    storage.insert(rows(4, 18, spec))  # past the end of the ring
+    found = storage.gather(np.arange(20))
+    numbers = np.array([20, 21, *range(2, 20)])
+    assert_rows({"action": found["action"]}, {"action": numbers})
+    assert_rows({"obs": on_host(found["obs"])[:, [0, -1]]}, {"obs": np.stack([numbers, numbers], axis=1)})
+
+
+def test_what_was_gathered_is_not_changed_by_later_calls(make_storage):
+    storage = make_storage(SPEC, 2000)
+    storage.insert(rows(0, 2000))
+    wanted = [[5, 7, 9], [100, 200, 300], np.arange(2000), [1, 2, 3]]  # also of another size
+    found = [storage.gather(indices) for indices in wanted]
+    for one, indices in zip(found, wanted, strict=True):
+        assert_rows(one, {name: column[indices] for name, column in rows(0, 2000).items()})
+
+
 def test_part_of_larger_arrays_can_be_inserted(make_storage):
     storage = make_storage(SPEC, 10)
     columns = rows(0, 8)
