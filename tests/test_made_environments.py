@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -118,6 +119,21 @@ def test_what_no_other_process_can_import_is_refused(env: Any) -> None:
         return
     with pytest.raises(ConfigurationError, match=r"class or function at the top level of a module.*def make_env\("):
         ActorSpec(env)
+
+
+def wandering_pole(folder: str) -> gym.Env[Any, Any]:
+    os.chdir(folder)
+    return gym.make("CartPole-v1")
+
+
+def test_looking_at_an_environment_that_changes_the_working_directory_leaves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("here", "elsewhere"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    probe(ActorSpec(wandering_pole, env_kwargs={"folder": str(tmp_path / "elsewhere")}))
+    assert Path.cwd() == tmp_path / "here"  # where `pearl compose --output program.py` then writes
 
 
 def test_local_functions_and_classes_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,24 @@ def test_videos_are_recorded(run: Path, tmp_path: Path) -> None:
     assert all(f"steps, {file}" in done.output for file in files)
     with pytest.raises(PolicyError, match=r"Videos cannot be written into .*policy\.json.*Name another folder"):
         watch_policy(pearl.load_policy(run), video=run / "policy.json" / "videos")
+
+
+def wandering_pole(folder: str, render_mode: str | None = None) -> gym.Env[Any, Any]:
+    os.chdir(folder)
+    return CartPoleEnv(render_mode=render_mode)
+
+
+def test_videos_are_in_the_named_folder_also_if_the_environment_changes_the_working_directory(
+    policy: SavedPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("moviepy")
+    for name in ("here", "elsewhere"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    kwargs = {"folder": str(tmp_path / "elsewhere")}
+    watched = watch_policy(policy, wandering_pole, env_kwargs=kwargs, episodes=1, max_steps=2, video="videos")
+    files = [episode.video for episode in watched]
+    assert [file.parent for file in files if file is not None and file.is_file()] == [tmp_path / "here" / "videos"]
 
 
 def test_a_missing_extra_names_the_command(

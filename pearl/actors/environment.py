@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -73,22 +74,35 @@ class Probe:
 
 
 def probe(spec: ActorSpec) -> Probe:
-    """Make one environment, look at it and close it. Raises as `make_vector_env` does."""
+    """Make one environment, look at it and close it. Raises as `make_vector_env` does.
+
+    The working directory stays, also if the environment changes it: relative paths of the user are opened afterwards.
+    """
     # The same environment, without a process of its own.
-    envs = make_vector_env(
-        dataclasses.replace(spec, vectorization="sync") if spec.vectorization == "async" else spec, 1
-    )
-    own = unprepared_space(envs)
-    found = Probe(
-        envs.single_observation_space,
-        envs.single_action_space,
-        preparation(own),
-        normalization_warnings(envs, spec.env_name),
-        observation_normalizers(envs),
-        own if is_prepared(own) else None,
-    )
-    close_envs(spec.env_name, envs)
+    spec = dataclasses.replace(spec, vectorization="sync") if spec.vectorization == "async" else spec
+    with _working_directory_kept():
+        envs = make_vector_env(spec, 1)
+        own = unprepared_space(envs)
+        found = Probe(
+            envs.single_observation_space,
+            envs.single_action_space,
+            preparation(own),
+            normalization_warnings(envs, spec.env_name),
+            observation_normalizers(envs),
+            own if is_prepared(own) else None,
+        )
+        close_envs(spec.env_name, envs)
     return found
+
+
+@contextlib.contextmanager
+def _working_directory_kept() -> Iterator[None]:
+    before = os.open(".", os.O_PATH)  # not its name: a folder that was deleted has none
+    try:
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)
 
 
 def make_vector_env(spec: ActorSpec, envs: int | None = None) -> AnyVector:

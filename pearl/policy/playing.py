@@ -106,6 +106,7 @@ def watch_policy(
     name = spec.env_name
     if video is not None:
         import_extra("moviepy", "video", "Recording a video")
+        video = Path(video).absolute()  # an environment may change the working directory
     shown = _make_shown(spec, "human" if video is None else "rgb_array")
     if video is not None:
         shown = _recorded(shown, video, f"{name.replace('/', '-')}-{policy.origin.which}")
