@@ -104,7 +104,12 @@ class ActionDistribution:
         if isinstance(space, spaces.MultiBinary):
             numbers = math.prod(space.shape)
             return cls((2,) * numbers, numbers)
-        if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and space.shape:
+        if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+            if not space.shape:
+                raise EnvError(
+                    f"{name} needs actions of one dimension or more; the environment has {space}, of shape (). Wrap it "
+                    "with a gymnasium.ActionWrapper that takes actions of shape (1,)."
+                )
             return cls((), math.prod(space.shape))
         raise EnvError(
             f"{name} takes Discrete, MultiDiscrete, MultiBinary and Box actions of floating point; the environment has "
