@@ -15,6 +15,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from policies import WideDQN, command, run_folder, watch_policy_without_a_screen
 
 import pearl
+from pearl.algorithms import DQN
 from pearl.errors import ConfigurationError, EnvError, MissingExtraError, PolicyError
 from pearl.policy import SavedPolicy, evaluate_policy, export_policy, watch_policy
 
@@ -181,6 +182,17 @@ def test_arguments_that_are_not_given_are_those_of_the_run(tmp_path: Path) -> No
     assert [json.loads(done.stdout)[name] for name in ("lengths", "returns")] == [[3, 3], [0.0, 0.0]]
     done = command("evaluate", run, *given, "--env", "ShortCartPole-v0")
     assert json.loads(done.stdout)["lengths"] == [5, 5]
+
+
+def test_an_environment_that_is_registered_nowhere_names_the_option_that_imports_it(tmp_path: Path) -> None:
+    env = gym.make("CartPole-v1")
+    run = run_folder(tmp_path / "run", (DQN, env.observation_space, env.action_space), env="Absent-v0")
+    policy = pearl.load_policy(run)
+    for play in (evaluate_policy, watch_policy):
+        with pytest.raises(EnvError, match=r"'Absent-v0', that of the run, is not registered here\..*--import MODULE"):
+            play(policy)
+    with pytest.raises(EnvError, match=r"'Missing-v0' cannot be made: .*Missing.* doesn't exist.*--import MODULE"):
+        watch_policy(policy, "Missing-v0")
 
 
 def test_a_trainer_class_may_be_named(run: Path) -> None:

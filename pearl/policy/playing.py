@@ -192,6 +192,11 @@ def _make_shown(spec: ActorSpec, mode: str) -> gym.Env[Any, Any]:
         env = make_rendered_env(spec, mode)
     except EnvError:
         raise
+    except gym.error.UnregisteredEnv as error:
+        raise EnvError(
+            f"Environment {name!r} cannot be made: {error} Import the module that registers it first (on the command "
+            "line with --import MODULE)."
+        ) from error
     except gym.error.DependencyNotInstalled as error:
         raise EnvError(f"Environment {name!r} needs a package that is not installed: {error}") from error
     except Exception as error:
@@ -237,9 +242,12 @@ def _chosen(policy: SavedPolicy, env: AnyEnv | None, env_kwargs: Mapping[str, An
         env_kwargs = kwargs_of_run(policy, env, wrappers)
     module = policy.description.trainer.module
     is_named = isinstance(makes, str) and not VECTORIZATIONS[kind].prepares
-    if own and is_named and makes not in gym.registry and module.partition(".")[0] != "pearl":
+    if own and is_named and makes not in gym.registry:
         advice = f"Import the module that registers {makes} first (on the command line with --import MODULE)."
-        import_module_of(policy.description, run, advice)
+        if module.partition(".")[0] != "pearl":
+            import_module_of(policy.description, run, advice)
+        if makes not in gym.registry:
+            raise EnvError(f"Environment {makes!r}, that of the run, is not registered here. {advice}")
     wrapped = made.load_wrappers(run) if wrappers else ()
     return ActorSpec(makes, env_kwargs=dict(env_kwargs), wrappers=wrapped, vectorization=kind)
 
