@@ -539,6 +539,11 @@ def test_a_trainer_may_itself_be_a_module() -> None:
     assert sum(t.numel() for t in policy_tensors(trainer)) == 6 * 3 + 3 + 1
 
 
+class ForgetfulDQN(DQN):
+    def __init__(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        self.depth = 3
+
+
 class Normalizing(NoArguments):
     def __init__(self) -> None:
         self.policy = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
@@ -564,6 +569,7 @@ def test_the_check_of_a_class_leaves_its_statistics_and_its_mode() -> None:
         (WrongAction, r"returned shape \(64, 3\) for 64 observations; actions of Discrete\(3\) need \(64,\)"),
         (NoTensor, r"must return a tensor of shape \(64,\) for 64 observations; found a int"),
         (Failing, r"Failing\(\) failed: KeyError: 'table'"),
+        (ForgetfulDQN, r"ForgetfulDQN\.__init__\(\) does not call .* super\(\)\.__init__\("),
     ],
 )
 def test_a_class_that_cannot_train_says_why(trainer: type, message: str) -> None:

@@ -769,6 +769,11 @@ def make_trainer(
     except Exception as error:
         raise TrainerError(f"{trainer_class.__name__}() failed: {described(error)}") from error
     assert isinstance(trainer, TrainerLike)
+    if isinstance(trainer, Trainer) and "_arrays" not in vars(trainer):
+        raise TrainerError(
+            f"{trainer_class.__name__}.__init__() does not call that of its base class, which makes the networks. "
+            "Begin it with super().__init__(observation_space, action_space, seed=seed, device=device, **settings)."
+        )
     check_trainer(trainer, observation_space, action_space)
     return trainer
 
