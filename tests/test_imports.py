@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
 import composer
 import pearl
+import pearl.algorithms
 import pearl.replay
 import pearl.runtime
 
@@ -48,6 +50,15 @@ def test_every_public_name_is_there_and_listed(name: str) -> None:
     module = importlib.import_module(name)
     assert set(module.__all__) <= set(dir(module))
     assert [public for public in module.__all__ if not hasattr(module, public)] == []
+
+
+def test_all_of_the_algorithms_hides_no_name_of_other_packages() -> None:
+    script = "from gymnasium import spaces\nfrom pearl.algorithms import *\nspaces.Discrete(2)"
+    found: dict[str, object] = {}
+    exec(script, found)
+    public = {name: value for name, value in found.items() if not name.startswith("_") and name != "spaces"}
+    assert set(pearl.algorithms.ALGORITHMS) <= set(public)
+    assert [name for name, value in public.items() if isinstance(value, ModuleType)] == []
 
 
 def test_the_composer_is_a_name_of_pearl() -> None:

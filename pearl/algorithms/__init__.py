@@ -22,6 +22,25 @@ from pearl.algorithms.trainer import Trainer as Trainer
 from pearl.algorithms.trainer import TrainerLike as TrainerLike
 from pearl.algorithms.trainer import make_trainer as make_trainer
 
+__all__ = [
+    "A2C",
+    "DDPG",
+    "DQN",
+    "PPO",
+    "REDQ",
+    "SAC",
+    "TD3",
+    "Batch",
+    "CrossQ",
+    "DroQ",
+    "Phase",
+    "RecurrentDQN",
+    "RecurrentPPO",
+    "Trainer",
+    "TrainerLike",
+    "make_trainer",
+]  # without it, `import *` brings the modules of this package: `spaces` would take the place of gymnasium's
+
 ALGORITHMS: dict[str, type[Trainer]] = {
     name: found
     for name, found in list(globals().items())
