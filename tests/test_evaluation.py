@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -253,6 +253,15 @@ def test_numbers_that_are_not_finite_make_no_score(obs: float, reward: float, wh
         played(Always(1), spec, 2, seed=0)
 
 
+class Counted(LongOrShort):
+    steps = 0
+    steps_seen: ClassVar[list[int]] = []
+
+    def step(self, action: Any) -> Any:
+        Counted.steps += 1
+        return super().step(action)
+
+
 def test_an_evaluation_that_is_stopped_has_no_result() -> None:
     asked = 0
 
@@ -267,6 +276,20 @@ def test_an_evaluation_that_is_stopped_has_no_result() -> None:
     assert asked == 6
     assert LongOrShort.made == LongOrShort.closed == 3
     assert trainer.net.training
+
+
+def test_an_evaluation_stops_between_the_steps_of_its_environments() -> None:
+    asked = 0
+
+    def should_stop() -> bool:
+        nonlocal asked
+        asked += 1
+        Counted.steps_seen.append(Counted.steps)
+        return asked > 2
+
+    Counted.steps, Counted.steps_seen = 0, []
+    assert evaluate(Always(1), ActorSpec(Counted), 30, seed=0, should_stop=should_stop) is None
+    assert Counted.steps_seen == [0, 7, 15]  # not 30, each of which may take a second
 
 
 # --- networks that act otherwise while they train --------------------------------------------------------------------

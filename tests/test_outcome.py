@@ -148,6 +148,19 @@ def test_an_interrupted_run_names_what_was_selected_and_not_confirmed() -> None:
     assert training.trainer.skill.weight.item() == 2.0
 
 
+@pytest.mark.parametrize("silent_s", [0.0, 60.0])
+def test_a_long_evaluation_at_the_end_is_announced(silent_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pearl.runtime.outcome._SILENT_S", silent_s)
+    said: list[str] = []
+    training = Training("--eval-episodes", "3", say=said.append)
+    training.look(9, 2)
+    assert said == []  # the display of the run goes on meanwhile
+    training.evaluator.finish()
+    announced = "Evaluating:     3 greedy episodes of the {} weights; Ctrl-C leaves them out"
+    expected = [announced.format(which) for which in ("last", "best")]
+    assert said == (expected if silent_s == 0.0 else [])
+
+
 def saved_run(folder: Path) -> tuple[RunState, Training]:
     """A run that has selected weights at step 200 and is at step 300, in a checkpoint."""
     training = Training("--eval-episodes", "3")

@@ -35,6 +35,7 @@ from pearl.spec import ActorSpec
 logger = logging.getLogger("pearl.runtime")
 
 MOST_ENVS = 100  # that play at once
+_ENVS_PER_CHECK = 8  # steps after which an evaluation looks whether it should stop
 
 
 class Evaluation(NamedTuple):
@@ -239,6 +240,9 @@ def _play(
         else:
             chosen = act(obs[playing]) if reader is None else act(obs[playing], masks[playing])
         for number, action in zip(playing.tolist(), taken(chosen), strict=True):
+            # All environments' steps may take a minute.
+            if number % _ENVS_PER_CHECK == _ENVS_PER_CHECK - 1 and should_stop():
+                return None
             # Of whole numbers Python's own, which environments check in a third of the time.
             seen, reward, terminated, truncated, info = envs[number].step(int(action) if is_number else action)
             obs[number] = require_shape(seen, shape, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,7 @@ LAST_WEIGHTS = "weights.safetensors"
 BEST_WEIGHTS = "best_weights.safetensors"
 
 _QUICK_EPISODES = 20
+_SILENT_S = 5.0  # a full evaluation that takes longer is announced
 # First seeds of the episodes. Each kind of evaluation has its own, so that no episode decides two things.
 _PROGRESS_SEED = 10_000
 _SOLVED_SEED = 20_000
@@ -59,7 +61,8 @@ class Evaluator:
     `record` is called with each evaluation, its kind and the environment step of its weights. `should_stop` is called
     at every step; True ends the evaluation without a result. A `policy`, if given, acts with the trainer's weights;
     `envs`, if given, are the environments to act in. A `process`, if given, may play the short evaluations:
-    `begin_progress` and `hear_progress` do what `check_progress` does, while the trainer trains on.
+    `begin_progress` and `hear_progress` do what `check_progress` does, while the trainer trains on. `say` is told of a
+    full evaluation that takes long.
     """
 
     trainer: TrainerLike
@@ -74,14 +77,30 @@ class Evaluator:
     best: Best | None = field(default=None, repr=False)
     last: Evaluation | None = None
     best_again: Evaluation | None = None
+    say: Callable[[str], None] = lambda text: None
     _pending: _Pending | None = field(default=None, repr=False)
 
     def _play(self, kind: EvaluationKind, step: int, episodes: int, seed: int) -> Evaluation | None:
         seed += self.options.seed
-        found = evaluate(self.trainer, self.actors, episodes, seed, self.should_stop, self.policy, self.envs)
+        should_stop = self.should_stop if kind == "progress" else self._announcing(kind, episodes)
+        found = evaluate(self.trainer, self.actors, episodes, seed, should_stop, self.policy, self.envs)
         if found is not None:
             self.record(kind, step, found)
         return found
+
+    def _announcing(self, kind: EvaluationKind, episodes: int) -> Callable[[], bool]:
+        """`should_stop`, which also tells the user once what a long evaluation is about."""
+        due: float | None = time.monotonic() + _SILENT_S
+        what = "present" if kind == "solved check" else kind
+
+        def should_stop() -> bool:
+            nonlocal due
+            if due is not None and time.monotonic() >= due:
+                due = None
+                self.say(f"Evaluating:     {episodes} greedy episodes of the {what} weights; Ctrl-C leaves them out")
+            return self.should_stop()
+
+        return should_stop
 
     def check_progress(self) -> Evaluation | None:
         """Play a short evaluation, and a full one if that reaches the goal; return the full one if it does too."""

@@ -346,6 +346,7 @@ class Run(abc.ABC):
             policy,
             self._evaluation_envs,
             best=best,
+            say=self.report.say,
         )
         if self._bench is not None:
             self._bench.begin(self._flow)
