@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -13,7 +15,7 @@ from gymnasium import spaces
 from torch import nn
 
 from pearl.actors.actor import Actor, ActorSetup
-from pearl.actors.environment import probe
+from pearl.actors.environment import close_envs, probe
 from pearl.actors.native_policy import NativePolicy
 from pearl.actors.policy_plan import read_policy
 from pearl.algorithms import DDPG, DQN, Batch
@@ -251,6 +253,31 @@ def test_numbers_that_are_not_finite_make_no_score(obs: float, reward: float, wh
     spec = ActorSpec(Infinite, env_kwargs={"obs": obs, "reward": reward})
     with pytest.raises(EnvError, match=rf"Infinite returned {what} that is NaN or infinite in an evaluation"):
         played(Always(1), spec, 2, seed=0)
+
+
+class Lingering(LongOrShort):
+    def close(self) -> None:
+        assert Lingering.warned.wait(30)
+
+    warned: ClassVar[threading.Event] = threading.Event()
+
+
+def test_an_environment_that_does_not_return_from_close_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    class Heard(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            Lingering.warned.set()
+
+    handler = Heard()
+    monkeypatch.setattr("pearl.actors.environment._LONG_CLOSE_S", 0.0)
+    logging.getLogger("pearl.actors").addHandler(handler)
+    try:
+        close_envs("Lingering-v0", Lingering())
+    finally:
+        logging.getLogger("pearl.actors").removeHandler(handler)
+    assert said == ["Lingering-v0 does not return from close(): waiting for it."]
 
 
 class Counted(LongOrShort):

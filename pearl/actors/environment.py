@@ -8,6 +8,7 @@ import importlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from pearl.errors import EnvError
 from pearl.spec import ActorSpec
 
 logger = logging.getLogger("pearl.actors")
+
+_LONG_CLOSE_S = 5.0
 
 
 def check_env_name(env: str) -> None:
@@ -117,13 +120,21 @@ def make_vector_env(spec: ActorSpec, envs: int | None = None) -> AnyVector:
 
 
 def close_envs(name: str, *envs: AnyVector | gym.Env[Any, Any]) -> None:
-    """Close environments, or vectors, that are needed no longer; where that fails, one warning says so."""
+    """Close environments, or vectors, that are not needed any more; one warning says where that fails or takes long."""
     failed = ""
-    for env in envs:
-        try:
-            env.close()
-        except (Exception, SystemExit) as error:
-            failed = failed or f"{type(error).__name__}: {error}"
+    patience = threading.Timer(
+        _LONG_CLOSE_S, logger.warning, ("%s does not return from close(): waiting for it.", name)
+    )
+    patience.daemon = True
+    patience.start()
+    try:
+        for env in envs:
+            try:
+                env.close()
+            except (Exception, SystemExit) as error:
+                failed = failed or f"{type(error).__name__}: {error}"
+    finally:
+        patience.cancel()
     if failed:
         logger.warning("%s failed in close(): %s", name, failed)
 
