@@ -587,6 +587,10 @@ def test_an_environment_that_returns_nan_is_named(what: str, value: float, monke
     message = DataCollectionQueue(transition, setup.message_rows(), 1).reserve()
     assert message is not None
     named = what.replace("a last", "an")
-    with pytest.raises(EnvError, match=rf"Counting-v0 returned {named} that is NaN or infinite, in environment 1"):
+    with pytest.raises(
+        EnvError, match=rf"Counting-v0 returned {named} that is NaN or infinite, in environment 1"
+    ) as caught:
         actor.collect(message)
+    # The environment itself returned a finite number.
+    assert ("beyond 3.4e38 are infinite in float32" in str(caught.value)) == (value == 1e300)
     actor.close()

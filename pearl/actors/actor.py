@@ -43,6 +43,7 @@ from pearl.spec import (
 if TYPE_CHECKING:
     from pearl.algorithms.trainer import TrainerLike
 
+_BEYOND_FLOAT32 = " Numbers beyond 3.4e38 are infinite in float32, in which they are stored."
 STEPS_PER_MESSAGE = 4  # vector steps: fresh weights against cost per message
 
 
@@ -304,7 +305,8 @@ class VectorActor(abc.ABC):
         wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))[0]
         return (
             f"{self.setup.spec.env_name} returned {what} that is NaN or infinite, in environment "
-            f"{wrong if envs is None else envs[wrong]} of actor {self.setup.index}{step}: {values[wrong]}. Training "
+            f"{wrong if envs is None else envs[wrong]} of actor {self.setup.index}{step}: {values[wrong]}."
+            f"{_BEYOND_FLOAT32 if np.isinf(values[wrong]).any() else ''} Training "
             "on it would destroy the weights: fix the environment, or clip its values with a gymnasium wrapper."
         )
 
