@@ -1,4 +1,7 @@
-"""The bit-flipping environment of Andrychowicz et al. 2017 (Sec. 3.1), registered as FlipBits-v0."""
+"""The bit-flipping environment of Andrychowicz et al. 2017 (Sec. 3.1), and how `benchmarks.goals` trains in it.
+
+It is registered as FlipBits-v0, and as FlipBits10-v0 and FlipBits15-v0 by its bits.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+
+BITS = (10, 15)
+STEPS = 40_000
+BATCH, STARTS, GAMMA, RATE, TARGETS, SLOTS, GOALS = 64, 1_000, 0.95, 1e-3, 500, 100_000, 4
+EXPLORING, LEAST_EPSILON = 5_000, 0.05
+SIZES = (64, 64)
 
 
 class FlipBits(gym.Env[dict[str, np.ndarray], np.int64]):
@@ -43,3 +52,17 @@ class FlipBits(gym.Env[dict[str, np.ndarray], np.int64]):
 
 
 gym.register("FlipBits-v0", FlipBits)
+
+
+def environment_of(bits: int) -> str:
+    """The registered name of the environment with so many bits."""
+    return f"FlipBits{bits}-v0"
+
+
+def return_of(bits: int) -> float:
+    """The mean return that counts as solved."""
+    return 0.5 - bits / 2
+
+
+for _bits in BITS:
+    gym.register(environment_of(_bits), FlipBits, kwargs={"bits": _bits})

@@ -22,9 +22,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import gymnasium as gym
-
-from benchmarks.flip_bits import FlipBits
+from benchmarks.flip_bits import (
+    BATCH,
+    BITS,
+    EXPLORING,
+    GAMMA,
+    GOALS,
+    LEAST_EPSILON,
+    RATE,
+    SIZES,
+    SLOTS,
+    STARTS,
+    STEPS,
+    TARGETS,
+    environment_of,
+    return_of,
+)
 from benchmarks.peers.solving import EPISODES, INTERVAL, SOLVED
 from benchmarks.programs import composer_of, environment, run_program
 from benchmarks.record import Row, shown, write
@@ -32,11 +45,7 @@ from benchmarks.timing import options
 from pearl.algorithms import DQN
 from pearl.exploration import EpsilonGreedy
 
-BITS = (10, 15)
-STEPS, SEEDS = 40_000, 5
-BATCH, STARTS, GAMMA, RATE, TARGETS, SLOTS, GOALS = 64, 1_000, 0.95, 1e-3, 500, 100_000, 4
-EXPLORING, LEAST_EPSILON = 5_000, 0.05
-SIZES = (64, 64)
+SEEDS = 5
 
 
 class FlipDQN(DQN):
@@ -49,7 +58,6 @@ class FlipDQN(DQN):
     target_update_interval = TARGETS
     tau = 1.0
     n_step = 1
-    saturation_penalty = 0.0
 
 
 @dataclass(frozen=True)
@@ -59,20 +67,6 @@ class Outcome:
     steps: int
     seconds: float
     solved: bool
-
-
-def environment_of(bits: int) -> str:
-    """The registered name of the environment with so many bits."""
-    return f"FlipBits{bits}-v0"
-
-
-for _bits in BITS:  # at import, as programs need it
-    gym.register(environment_of(_bits), FlipBits, kwargs={"bits": _bits})
-
-
-def return_of(bits: int) -> float:
-    """The mean return that counts as solved."""
-    return 0.5 - bits / 2
 
 
 def program_of(folder: Path, bits: int, goals: int) -> Path:

@@ -17,7 +17,7 @@ from benchmarks.peers.zoo_settings import ALGORITHMS, settings_of
 NOISE = {"td3": 0.1}  # standard deviation of the action noise
 
 
-class _Examination(BaseCallback):
+class Examination(BaseCallback):
     """Stops training when the policy passes."""
 
     def __init__(self, examiner: Examiner) -> None:
@@ -39,7 +39,7 @@ def main() -> None:
         size = examiner.envs.single_action_space.shape
         settings["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, scale))
     model = model_of(options.algorithm, options.environment, options.seed, settings)
-    model.learn(steps, callback=_Examination(examiner))
+    model.learn(steps, callback=Examination(examiner))
 
 
 def model_of(algorithm: str, environment: str, seed: int, settings: dict[str, Any]) -> Any:
