@@ -220,12 +220,36 @@ class Branches(nn.Module):
         return result
 
 
+class WideBranches(nn.Module):
+    """Bytes that two convolutions take, and the result of a ReLU that three operations take; channels fill vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begin, self.left = nn.Conv2d(16, 32, 1), nn.Conv2d(32, 32, 3, padding=1)
+        self.right, self.wide = nn.Conv2d(32, 32, 1), nn.Conv2d(32, 3, 7, padding=3)
+        self.beside = nn.Conv2d(16, 32, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        begun = torch.relu(self.begin(x))
+        early = begun - self.beside(x)
+        joined = torch.relu(self.left(begun)) + early
+        # The last convolution needs the widest margins, of maps that two sums lie before.
+        return torch.flatten(self.wide(joined - self.right(begun)), 1)
+
+
 @each_variant
 @pytest.mark.parametrize("rows", [1, 9])
 def test_branches_residual_blocks_and_dueling_heads_are_exact(variant: str, rows: int) -> None:
     torch.manual_seed(0)
     with learner_kernels(variant):
         assert_exact(Branches(), torch.randn(rows, 2, 8, 9))
+        wide = nn.Sequential(ScaleBytes(), WideBranches(), nn.Linear(3 * 5 * 4, 3))
+        assert_exact(wide, still_frames(rows, (16, 5, 4), 0.05))
+        for padding in ((0, 0), (0, 1), (1, 0)):
+            padded = nn.Conv2d(16, 48, 1, padding=padding)
+            count = 48 * (5 + 2 * padding[0]) * (4 + 2 * padding[1])
+            layers = nn.Sequential(ScaleBytes(), padded, nn.Flatten(), nn.Linear(count, 3))
+            assert_exact(layers, still_frames(rows, (16, 5, 4), 0.05))
         blocks = nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), ResidualBlock(5), nn.Flatten(), nn.Linear(5 * 6 * 6, 3))
         assert_exact(blocks, torch.randn(rows, 1, 8, 8))
         impala = nn.Sequential(ImpalaCNN((3, 16, 11), 24), DuelingHead(24, 4, 16))
@@ -384,6 +408,30 @@ def test_native_policies_act_as_torch_does(kind: type[DQN], observations: spaces
             values = trainer.q(torch.from_numpy(obs))
         np.testing.assert_allclose(policy.values(obs), values.numpy(), rtol=1e-4, atol=1e-5)
         assert np.array_equal(policy.act(obs), policy.values(obs).argmax(1))
+
+
+@each_variant
+@pytest.mark.parametrize("moving", [0.05, 1.0])
+def test_an_image_that_was_changed_in_place_is_read_again(variant: str, moving: float) -> None:
+    torch.manual_seed(0)
+    box = pixels(4, 36, 36)
+    trainers = [DQN(box, ACTIONS, seed=2) for _ in range(2)]
+    batches = [batch_of(box, 1, seed)[0] for seed in range(2)]
+    for batch in batches:
+        for name in ("obs", "next_obs"):
+            batch[name] = still_frames(1, box.shape, moving).numpy()
+    one = {name: column.copy() for name, column in batches[0].items()}
+    weights = np.ones(1, np.float32)
+    with learner_kernels(variant):
+        policy, fresh = (NativePolicy(read_policy(trainer)) for trainer in trainers)
+        policy.values(one["obs"])
+        in_place, others = (NativeLearner(trainer) for trainer in trainers)
+    for batch in batches:
+        for name, column in one.items():
+            column[:] = batch[name]
+        assert np.array_equal(in_place.step(one, weights).priorities, others.step(batch, weights).priorities)
+    assert torch.equal(*(trainer._q_flat.parameter for trainer in trainers))
+    assert np.array_equal(policy.values(one["obs"]), fresh.values(batches[1]["obs"]))
 
 
 # --- what is supported ------------------------------------------------------------------------------------------------
