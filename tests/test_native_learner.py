@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -115,6 +115,19 @@ class CalledTwice(nn.Module):
         return result
 
 
+class Skips(nn.Module):
+    """Values that an activation or a LayerNorm takes, and another operation after it too."""
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.begin, self.norm = nn.Linear(inputs, width), nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        begun = self.begin(x)
+        bent = begun + torch.tanh(begun) - torch.relu(begun)
+        return bent + self.norm(bent)
+
+
 NETWORKS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "linear": lambda i, h, o: nn.Linear(i, o),
     "no bias": lambda i, h, o: nn.Sequential(nn.Linear(i, h, bias=False), nn.ReLU(), nn.Linear(h, o, bias=False)),
@@ -130,6 +143,7 @@ NETWORKS: dict[str, Callable[[int, int, int], nn.Module]] = {
     ),
     "dueling": lambda i, h, o: nn.Sequential(nn.Linear(i, h), nn.ReLU(), DuelingHead(h, o, h)),
     "residual": lambda i, h, o: nn.Sequential(nn.Linear(i, h), nn.ReLU(), Residual(h), nn.Linear(h, o)),
+    "skips": lambda i, h, o: nn.Sequential(Skips(i, h), nn.Linear(h, o)),
     "called twice": lambda i, h, o: nn.Sequential(nn.Linear(i, h), CalledTwice(h), nn.Linear(h, o)),
 }
 
@@ -159,7 +173,7 @@ def test_networks_and_their_gradients_are_those_of_float64(
     assert_close(torch.from_numpy(found), expected, 0.0, "outputs")
     assert exact_x.grad is not None
     # LayerNorm's gradients are small differences of larger numbers.
-    relative = 1e-5 if "norm" not in kind else 1e-4
+    relative = 1e-5 if "norm" not in kind and kind != "skips" else 1e-4
     assert_close(torch.from_numpy(of_inputs), exact_x.grad, float(slopes.norm()), "inputs", relative)
     whole = float(torch.cat([p.grad.flatten() for p in exact.parameters() if p.grad is not None]).norm())
     flat.parameter.grad.copy_(torch.from_numpy(of_parameters))  # type: ignore[union-attr]
@@ -167,6 +181,18 @@ def test_networks_and_their_gradients_are_those_of_float64(
         assert parameter.grad is not None
         assert twin.grad is not None
         assert_close(parameter.grad, twin.grad, whole, name, relative)
+
+
+@each_variant
+def test_tanh_has_all_digits_of_float32(variant: str) -> None:
+    flat = FlatParameters(module := nn.Sequential(nn.Tanh(), nn.Linear(1, 1, bias=False)))
+    with torch.no_grad():
+        module[1].weight.fill_(1.0)
+    sizes = torch.cat([torch.linspace(0, 10, 3000), torch.logspace(-30, 30, 500), torch.tensor([torch.inf])])
+    x = torch.cat([sizes, -sizes]).unsqueeze(1)
+    with kernels(variant):
+        found = read_network("network", module, (1,), flat).forward(weights_of(flat), x.numpy())
+    torch.testing.assert_close(torch.from_numpy(found).double(), torch.tanh(x.double()), rtol=4e-7, atol=0)
 
 
 # --- gradients of DQN -------------------------------------------------------------------------------------------------
@@ -204,21 +230,22 @@ def exact_dqn_gradients(trainer: DQN, batch: dict[str, np.ndarray], weights: np.
 
 def assert_dqn_gradients(
     learner: Any, batch: dict[str, np.ndarray], weights: np.ndarray, relative: float = 1e-5
-) -> None:
+) -> Mapping[str, float]:
     """Compare the gradients of one step of a Learner of `ShowsGradients` with those of float64.
 
-    Leaves a batch out where rounding decides the slope of a ReLU.
+    Returns the step's metrics: none, and no step, where rounding decides the slope of a ReLU.
     """
     trainer = learner.trainer
     if has_a_kink(trainer.q, torch.from_numpy(batch["obs"])):
-        return
+        return {}
     expected = exact_dqn_gradients(trainer, batch, weights)
-    learner.step(batch, weights)
+    metrics: Mapping[str, float] = learner.step(batch, weights).metrics
     trainer._q_flat.gradient.copy_(trainer.optimizer.state[trainer._q_flat.parameter]["momentum_buffer"])
     whole = float(torch.cat([g.flatten() for g in expected]).norm())
     for (name, parameter), gradient in zip(trainer.q.named_parameters(), expected, strict=True):
         assert parameter.grad is not None
         assert_close(parameter.grad, gradient, whole, name, relative)
+    return metrics
 
 
 @each_variant
@@ -249,7 +276,9 @@ def test_dqn_gradients_are_those_of_float64(
     if masked:
         batch["next_action_mask"] = random_masks(np.random.default_rng(rows), rows, (actions,))
     with kernels(variant):
-        assert_dqn_gradients(NativeLearner(trainer, threads=threads), batch, weights)
+        metrics = assert_dqn_gradients(NativeLearner(trainer, threads=threads), batch, weights)
+    if metrics:
+        assert metrics["gradient_norm"] == pytest.approx(float(trainer._q_flat.gradient.norm()), rel=1e-5)
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
