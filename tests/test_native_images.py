@@ -245,17 +245,32 @@ def test_branches_residual_blocks_and_dueling_heads_are_exact(variant: str, rows
         assert_exact(Branches(), torch.randn(rows, 2, 8, 9))
         wide = nn.Sequential(ScaleBytes(), WideBranches(), nn.Linear(3 * 5 * 4, 3))
         assert_exact(wide, still_frames(rows, (16, 5, 4), 0.05))
-        for padding in ((0, 0), (0, 1), (1, 0)):
-            padded = nn.Conv2d(16, 48, 1, padding=padding)
-            count = 48 * (5 + 2 * padding[0]) * (4 + 2 * padding[1])
-            layers = nn.Sequential(ScaleBytes(), padded, nn.Flatten(), nn.Linear(count, 3))
-            assert_exact(layers, still_frames(rows, (16, 5, 4), 0.05))
         blocks = nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), ResidualBlock(5), nn.Flatten(), nn.Linear(5 * 6 * 6, 3))
         assert_exact(blocks, torch.randn(rows, 1, 8, 8))
         impala = nn.Sequential(ImpalaCNN((3, 16, 11), 24), DuelingHead(24, 4, 16))
         assert_exact(impala, torch.randint(0, 256, (rows, 3, 16, 11), dtype=torch.uint8))
         vectors = nn.Sequential(ScaleBytes(), nn.Flatten(), nn.Linear(30, 9), nn.Tanh(), nn.Linear(9, 2))
         assert_exact(vectors, torch.randint(0, 256, (rows, 5, 6), dtype=torch.uint8))
+
+
+@each_variant
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (nn.Conv2d(16, 48, 1),),
+        (nn.Conv2d(16, 16, 1, padding=(0, 1)),),
+        (nn.Conv2d(16, 16, 1, padding=(1, 0)),),
+        (nn.Conv2d(16, 16, (1, 5)),),
+        (nn.Conv2d(16, 16, 1), nn.ReLU(), nn.Conv2d(16, 32, (1, 2)), nn.ReLU()),
+    ],
+    ids=["48 channels", "padded columns", "padded rows", "80 bytes at once", "steps of 16"],
+)
+def test_sizes_that_kernels_do_not_take_as_they_are_are_exact(variant: str, layers: tuple[nn.Module, ...]) -> None:
+    torch.manual_seed(0)
+    x = still_frames(9, (16, 5, 5), 0.05)
+    begin = nn.Sequential(ScaleBytes(), *copy.deepcopy(layers), nn.Flatten())
+    with learner_kernels(variant):
+        assert_exact(nn.Sequential(*begin, nn.Linear(begin(x).shape[1], 3)), x)
 
 
 def test_the_first_of_equal_numbers_takes_the_gradient_of_a_pooling() -> None:
