@@ -190,6 +190,18 @@ def test_batches_may_change_in_size(name: str, made: Make) -> None:
     for rows in (100, 3) if name == "fpga" else (1, 15, 16, 17, 100, 3):
         found, expected = (each.step(*batch_of(rows, rows)) for each in (learner, reference))
         np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-4, atol=1e-5)
+    assert_alike(ours, theirs, 1e-4)
+
+
+@each_on_host_cores
+@pytest.mark.parametrize("case", ["Small, dueling, Polyak", "TD3", "SAC"])
+def test_what_a_larger_batch_left_does_not_count(name: str, case: str, made: Make) -> None:
+    ours, theirs = (trainer_of(case) for _ in range(2))
+    learner, reference = made(name, ours), TorchLearner(theirs)
+    for rows in (300, 5):
+        for each in (learner, reference):
+            each.step(*batch_for(case, rows, rows))
+    assert_alike(ours, theirs, 1e-4)
 
 
 # --- training as torch does -------------------------------------------------------------------------------------------
