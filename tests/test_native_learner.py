@@ -145,8 +145,12 @@ class SideBySide(nn.Module):
 NETWORKS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "linear": lambda i, h, o: nn.Linear(i, o),
     "no bias": lambda i, h, o: nn.Sequential(nn.Linear(i, h, bias=False), nn.ReLU(), nn.Linear(h, o, bias=False)),
+    "no bias, deeper": lambda i, h, o: nn.Sequential(
+        nn.Linear(i, 2 * h, bias=False), nn.ReLU(), nn.Linear(2 * h, 2 * h), nn.ReLU(), nn.Linear(2 * h, o, bias=False)
+    ),
     "relu": lambda i, h, o: mlp(i, (h, h), o),
     "relu, deeper": lambda i, h, o: mlp(i, (h, h, h), o),
+    "narrow between": lambda i, h, o: nn.Sequential(mlp(i, (h, h), 3), nn.Tanh(), nn.Linear(3, o)),
     "tanh": lambda i, h, o: nn.Sequential(nn.Linear(i, h), nn.Tanh(), nn.Linear(h, o), nn.Tanh()),
     "activations alone": lambda i, h, o: nn.Sequential(nn.Tanh(), nn.ReLU(), nn.Linear(i, o), nn.ReLU(), nn.Tanh()),
     "layer norm": lambda i, h, o: nn.Sequential(
