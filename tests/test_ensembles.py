@@ -289,9 +289,20 @@ class Alone(REDQ):
         return self.critic.of_unit(obs, unit)[0]
 
 
+class Beside(torch.nn.Module):
+    """What a dropout takes, and another operation after it too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = Dropout(0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.dropout(x)  # type: ignore[no-any-return]
+
+
 class Own(DroQ):
     def build_critic(self) -> torch.nn.Module:
-        layers = torch.nn.Linear(8, 9), Dropout(0.5), torch.nn.Tanh(), Dropout(0.1), torch.nn.Linear(9, 1)
+        layers = torch.nn.Linear(8, 9), Dropout(0.5), torch.nn.Tanh(), Beside(), Dropout(0.1), torch.nn.Linear(9, 1)
         return torch.nn.Sequential(*layers)
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from pearl import _native
 from pearl.algorithms import DQN, Batch, Trainer
-from pearl.algorithms.networks import DuelingHead, mlp
+from pearl.algorithms.networks import Dropout, DuelingHead, mlp
 from pearl.backends.cpu.learner import NativeLearner
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.learner.flat import FlatParameters
@@ -116,15 +116,15 @@ class CalledTwice(nn.Module):
 
 
 class Skips(nn.Module):
-    """Values that an activation, a mean or a LayerNorm takes, and another operation after it too."""
+    """Values that an activation, a dropout, a mean or a LayerNorm takes, and another operation too."""
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
-        self.begin, self.norm = nn.Linear(inputs, width), nn.LayerNorm(width)
+        self.begin, self.norm, self.dropout = nn.Linear(inputs, width), nn.LayerNorm(width), Dropout(0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         begun = self.begin(x)
-        bent = begun + torch.tanh(begun) - torch.relu(begun)
+        bent = self.dropout(begun) + torch.tanh(begun) - torch.relu(begun) + begun
         return bent - bent.mean(1, keepdim=True) + self.norm(bent)
 
 

@@ -65,10 +65,14 @@ class ShowsGradients(Small):
 
 
 class OwnSteps(Small):
-    """A network of the user's own, with LayerNorm, and AdamW."""
+    """Networks of the user's own that share weights but no bias, with LayerNorm, and AdamW."""
 
     def build_policy(self, features: nn.Module, width: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 20), nn.LayerNorm(20), nn.ReLU(), nn.Linear(20, self.distribution.outputs))
+        self.begin = nn.Linear(6, 20, bias=False)
+        return nn.Sequential(self.begin, nn.LayerNorm(20), nn.ReLU(), nn.Linear(20, self.distribution.outputs))
+
+    def build_value(self, features: nn.Module, width: int) -> nn.Module:
+        return nn.Sequential(self.begin, nn.LayerNorm(20), nn.ReLU(), nn.Linear(20, 1))
 
     def build_optimizer(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
         return torch.optim.AdamW([parameter], lr=1e-3, weight_decay=0.1)
