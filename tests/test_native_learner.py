@@ -424,6 +424,19 @@ def replaced_parameters(trainer: Small) -> None:
     trainer.target_q.load_state_dict(values, assign=True)
 
 
+@pytest.mark.parametrize("double", [True, False])
+def test_a_value_that_is_no_number_is_the_largest_as_in_torch(double: bool) -> None:
+    batch, weights = batch_of(0)
+    batch["action"] %= 2
+    for kind in (NativeLearner, TorchLearner):
+        trainer = Small(OBS, ACTIONS, double=double)
+        with torch.no_grad():
+            for network in (trainer.q, trainer.target_q):
+                list(network.parameters())[-1][2] = torch.nan
+        with pytest.raises(TrainerError, match="diverged"):
+            kind(trainer).step(batch, weights)
+
+
 @pytest.mark.parametrize(
     "move",
     [
