@@ -27,7 +27,10 @@ from test_native_actor_critic import small as small_actor_critic
 from test_native_learner import (
     ACTIONS,
     OBS,
+    Residual,
     ShowsGradients,
+    SideBySide,
+    Skips,
     Small,
     WithLayerNorm,
     assert_dqn_gradients,
@@ -62,6 +65,20 @@ each_learner = pytest.mark.parametrize(
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
+
+
+class UsesValuesOften(ShowsGradients):
+    """A network of the user's own, whose values several operations take."""
+
+    def build_q_network(self) -> nn.Module:
+        skips = Skips(6, 20)
+        skips.dropout = nn.Identity()
+        return nn.Sequential(skips, nn.ReLU(), Residual(20), SideBySide(20, 20, 3))
+
+
+@each_learner
+def test_gradients_of_values_that_several_operations_take_are_those_of_float64(make: Any) -> None:
+    assert_dqn_gradients(make(UsesValuesOften(OBS, ACTIONS)), *batch_of(3), RELATIVE)
 
 
 @each_learner

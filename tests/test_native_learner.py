@@ -94,7 +94,7 @@ def has_a_kink(module: nn.Module, x: torch.Tensor) -> bool:
 
 
 class Residual(nn.Module):
-    """A value used thrice, and operands in either order."""
+    """A value that four operations take, before and after a layer does, and operands in either order."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -102,7 +102,8 @@ class Residual(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = torch.relu(self.inner(x))
-        return x - (torch.tanh(self.outer(inner)) + inner) - inner.mean(1, keepdim=True)
+        early = x - inner
+        return early - (torch.tanh(self.outer(inner)) + inner) - inner.mean(1, keepdim=True)
 
 
 class CalledTwice(nn.Module):
@@ -120,7 +121,8 @@ class Skips(nn.Module):
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
-        self.begin, self.norm, self.dropout = nn.Linear(inputs, width), nn.LayerNorm(width), Dropout(0.5)
+        self.begin, self.norm = nn.Linear(inputs, width), nn.LayerNorm(width)
+        self.dropout: nn.Module = Dropout(0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         begun = self.begin(x)
