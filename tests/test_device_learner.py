@@ -73,7 +73,7 @@ class UsesValuesOften(ShowsGradients):
     def build_q_network(self) -> nn.Module:
         skips = Skips(6, 20)
         skips.dropout = nn.Identity()
-        return nn.Sequential(skips, nn.ReLU(), Residual(20), SideBySide(20, 20, 3))
+        return nn.Sequential(nn.LayerNorm(6), skips, nn.ReLU(), Residual(20), SideBySide(20, 20, 3))
 
 
 @each_learner

@@ -34,6 +34,7 @@ from pearl.backends import learners
 from pearl.backends.cpu.learner import NativeLearner
 from pearl.errors import TrainerError
 from pearl.learner.torch_learner import TorchLearner
+from pearl.replay.reference import philox4x32
 from pearl.runtime.trainer_state import load_module_tensors, module_tensors
 
 pytestmark = pytest.mark.usefixtures(one_torch_thread.__name__)
@@ -68,6 +69,17 @@ def test_judges_are_different_critics_and_all_subsets_are_as_likely() -> None:
     assert _native.chosen_critics(3, 8, 9, 4).tolist() == _native.chosen_critics(3, 8, 9, 4).tolist()
 
 
+@pytest.mark.parametrize(("seed", "step"), [(3, 8), (2**63 + 5, 2**40 + 7)])
+def test_judges_are_drawn_by_philox_words(seed: int, step: int) -> None:
+    """As a shuffle of the critics that ends early, each word giving one place."""
+    blocks = np.array([[block, 2, step % 2**32, step >> 32] for block in range(3)], np.uint64)
+    expected = list(range(11))
+    for k, word in enumerate(philox4x32(blocks, seed).ravel().tolist()[:11]):
+        at = k + (word * (11 - k) >> 32)
+        expected[k], expected[at] = expected[at], expected[k]
+        assert _native.chosen_critics(seed, step, 11, k + 1).tolist() == expected[: k + 1]
+
+
 def test_a_trainers_judges_change_with_the_step_and_go_by_its_seed() -> None:
     trainers = [REDQ(OBS, ACTIONS, seed=seed, hidden_sizes=(8,)) for seed in (1, 1, 2)]
     seen = []
@@ -92,6 +104,17 @@ def test_masks_drop_their_share_and_keep_the_mean() -> None:
         # Neither rows nor columns drop together.
         assert abs((mask[:, 1:] == 0)[mask[:, :-1] == 0].mean() - rate) < 0.02
         assert abs((mask[1:] == 0)[mask[:-1] == 0].mean() - rate) < 0.02
+
+
+def test_masks_are_philox_words_with_a_key_of_their_own() -> None:
+    """A counter for four rows of sixteen, every fourth one, and a feature; noise has the same seed, but not the key."""
+    seed, step, draw, rate = 2**40 + 5, 9, 3 << 16, 0.4
+    places = [(row, feature) for row in range(20) for feature in range(18)]
+    blocks = [[row // 16 * 4 + row % 4, feature, step, draw] for row, feature in places]
+    words = philox4x32(np.array(blocks, np.uint64), seed ^ 0x9D39247E33776D41)
+    kept = [words[i, row % 16 // 4] >= int(rate * 2**32) for i, (row, _) in enumerate(places)]
+    found = _native.dropout_mask(seed, step, draw, 0, 20, 18, rate) > 0
+    np.testing.assert_array_equal(found.ravel(), kept)
 
 
 def test_a_number_of_a_mask_depends_on_its_place_alone() -> None:
