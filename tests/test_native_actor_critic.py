@@ -165,6 +165,16 @@ def assert_alike(ours: Any, theirs: Any, tolerance: float) -> None:
         assert float((ours.log_alpha.exp() - theirs.log_alpha.exp()).detach().abs()) <= tolerance
 
 
+@pytest.mark.parametrize("algorithm", [TD3, SAC])
+def test_a_judgement_that_is_no_number_is_the_smaller_as_in_torch(algorithm: type[Trainer]) -> None:
+    for kind in (NativeLearner, TorchLearner):
+        trainer = small(algorithm)
+        with torch.no_grad():  # the second critic's output
+            list(trainer.target_critic.parameters())[-1].fill_(torch.nan)
+        with pytest.raises(TrainerError, match="diverged"):
+            kind(trainer).step(*batch_of(0))
+
+
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 
