@@ -288,7 +288,7 @@ PEARL_INLINE F tanh_of(F x) {
   return where_above(size, spread(0.625f), far, near);
 }
 
-// e^x for x in [-87, 88]; the argument's fraction is exact to twice the digits.
+// e^x for x in [-87, 88]; the argument's fraction is exact to twice the digits where multiply_add() rounds once.
 PEARL_INLINE F exp_of(F x) {
   const F whole = round(x * spread(1.44269504f));
   F f = multiply_add(x, spread(1.44269504f), zero() - whole);
