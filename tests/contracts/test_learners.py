@@ -260,6 +260,22 @@ def test_settings_are_those_of_the_trainer(name: str, algorithm: str, changed: d
 
 
 @each_on_host_cores
+def test_settings_may_change_between_steps(name: str, made: Make) -> None:
+    ours, theirs = (trainer_of("Small, SGD") for _ in range(2))
+    for trainer in (ours, theirs):
+        with torch.no_grad():  # so that the target network chooses other actions
+            list(trainer.target_q.parameters())[-1][0] += 1.0
+    learner, reference = made(name, ours), TorchLearner(theirs)
+    for step in range(8):
+        for trainer in (ours, theirs):
+            trainer.max_grad_norm = 0.05 if step >= 5 else 0.0
+            trainer.double = step % 4 < 2
+        found, expected = (each.step(*batch_of(step)) for each in (learner, reference))
+        np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-4, atol=1e-5)
+    assert_alike(ours, theirs, 1e-5)
+
+
+@each_on_host_cores
 @pytest.mark.parametrize("max_grad_norm", [0.0, 0.05])
 @pytest.mark.parametrize("bare", [(0, 1), (1,)])
 @pytest.mark.parametrize("algorithm", [DQN, DDPG, TD3, SAC])
