@@ -299,7 +299,7 @@ void ImageTrunk::plan(const std::vector<Op>& ops, const std::vector<MapShape>& s
     const std::size_t from = kept[static_cast<std::size_t>(op.inputs[0])];
     if (op.kind == OpKind::relu && uses[from] == 1 && maker[from] < steps_.size()) {
       Step& before = steps_[maker[from]];
-      if (before.op.kind == OpKind::conv2d && !before.relu) {
+      if (before.op.kind == OpKind::conv2d) {
         before.relu = true;
         kept.push_back(from);
         uses[from] = users[i + 1];

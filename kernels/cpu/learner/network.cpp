@@ -390,7 +390,7 @@ void Network::compute(const Step& step, const float* parameters, Workspace& work
 bool Network::is_before_few(std::size_t at, std::size_t most) const {
   if (at + 1 == steps_.size()) return false;
   const Step& next = steps_[at + 1];
-  return next.follows && !next.adds[0] && next.op.width <= most;
+  return next.follows && next.op.width <= most;
 }
 
 bool Network::has_layer_gradient(std::size_t at, std::size_t count) const {
@@ -510,7 +510,7 @@ std::size_t Network::inputs_gradients(std::size_t at, const float* parameters, W
   };
   if (!wanted(at)) return 1;
   std::size_t last = at;
-  if (!steps_[at].follows || steps_[at].adds[0] || !wanted(at - 1)) {
+  if (!steps_[at].follows || !wanted(at - 1)) {
     kernels_.gemm(of(at));
     return 1;
   }
@@ -518,7 +518,7 @@ std::size_t Network::inputs_gradients(std::size_t at, const float* parameters, W
   if (steps_[at].op.width <= Chain::kMostTerms) chain.first = of(last--);
   chain.second = of(last);
   // A result that other operations add to is not a plain sum.
-  if (steps_[last].follows && !steps_[last].adds[0] && wanted(last - 1) && !steps_[last - 1].gates_input &&
+  if (steps_[last].follows && wanted(last - 1) && !steps_[last - 1].gates_input &&
       !steps_[last - 1].adds[0]) {
     const Gemm third = of(last - 1);
     if (third.m <= Chain::kMostRows) {
