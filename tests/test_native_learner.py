@@ -278,7 +278,7 @@ def assert_dqn_gradients(
 )  # fmt: skip
 @example(obs=4, hidden=[64, 64], actions=2, rows=100, double=True, dueling=False, masked=False, norm=False)
 @example(obs=5, hidden=[20], actions=3, rows=300, double=True, dueling=False, masked=False, norm=True)  # two groups
-@example(obs=17, hidden=[64, 64, 64], actions=2, rows=200, double=False, dueling=False, masked=False, norm=False)
+@example(obs=17, hidden=[64, 64, 64], actions=2, rows=300, double=False, dueling=False, masked=False, norm=False)
 def test_dqn_gradients_are_those_of_float64(
     variant: str,
     threads: int,
