@@ -518,7 +518,7 @@ def test_the_documentation_lists_every_kind_of_vector() -> None:
 
 def test_snippets_of_the_documentation_run(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 10
+    assert len(blocks) == 12
     for block in blocks:
         name = re.match(r"# (\w+\.py)\n", block)
         (tmp_path / (name[1] if name else "prepared.py")).write_text(block, encoding="utf-8")
