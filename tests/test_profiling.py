@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from composer.profiling.actors import measure_actor
 from composer.profiling.full_replay import FullReplay
 from composer.profiling.pair_column import measure_loop
 from composer.profiling.profiler import Profiler
+from composer.profiling.together import _Together
 from pearl.actors import report as report_module
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.actors.environment import make_vector_env
@@ -523,3 +525,25 @@ def test_seconds_that_add_up_become_microseconds_of_an_iteration() -> None:
     assert found["step"] == pytest.approx([102.0] * 10, abs=0.2)  # publications are borne by all steps alike
     assert found["insert"] == [2.0] * 10
     assert np.all(np.diff(inserted) == 4)  # 500 us at 112 to 128 us an iteration, then an insertion
+
+
+def test_a_pause_of_the_composer_is_no_silence_of_actors_that_are_measured_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+
+    def wait(seen: int, longest_s: float) -> None:
+        nonlocal now
+        now += waits.pop()
+
+    together = object.__new__(_Together)
+    together._name, together._server, together.steps = "E-v0", None, 0
+    together._queues, together._messages, together._processes = [], [], []
+    together._bell = SimpleNamespace(value=lambda: 0, wait=wait)  # type: ignore[assignment]
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    waits = [1.0] * 30 + [1000.0]  # the longest comes first
+    together.run(lambda: not waits)
+    waits = [1.0] * 70
+    with pytest.raises(EnvError, match="Actors in E-v0 sent nothing for 60 s"):
+        together.run(lambda: not waits)
+    assert len(waits) < 10

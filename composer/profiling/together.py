@@ -17,7 +17,7 @@ from pearl.actors.actor import ActorSetup
 from pearl.actors.child_process import ChildProcess
 from pearl.actors.environment import known_environment
 from pearl.actors.process import run_actor
-from pearl.actors.report import Report
+from pearl.actors.report import Report, Silence
 from pearl.actors.standalone import names_program, without_trainer
 from pearl.errors import EnvError, PolicyServerError
 from pearl.ipc.queues import Bell, WeightSyncQueue
@@ -92,6 +92,11 @@ class _Together:
             stack.callback(self._processes[-1][0].kill)
 
     @property
+    def beats(self) -> int:
+        """The steps that were taken, as signs of life."""
+        return self.steps
+
+    @property
     def fewest_messages(self) -> int:
         """Messages of the Actor that has sent the fewest."""
         return min(self._messages)
@@ -104,14 +109,13 @@ class _Together:
 
     def run(self, until: Callable[[], bool]) -> None:
         """Take messages until `until()`."""
-        heard = time.monotonic()
+        silence = Silence(self)
         while not until():
             seen = self._bell.value()
             if self._take():
-                heard = time.monotonic()
                 continue
             self._check()
-            if time.monotonic() - heard > _SILENCE_S:
+            if silence.look() > _SILENCE_S:
                 raise EnvError(f"Actors in {self._name} sent nothing for {_SILENCE_S:g} s while they were profiled.")
             self._bell.wait(seen, _WAIT_S)
 

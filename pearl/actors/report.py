@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -91,11 +91,19 @@ class Report:
         return bytes(self._text[: int(self._header[_LENGTH])]).decode(errors="replace")
 
 
-class Silence:
-    """How long the writer of a report has given no sign of life, as the reader finds when it looks."""
+class Beating(Protocol):
+    """What gives signs of life, such as the writer of a `Report`."""
 
-    def __init__(self, report: Report) -> None:
-        self._report, self._beats = report, -1
+    @property
+    def beats(self) -> int:
+        """A number that changes with each."""
+
+
+class Silence:
+    """How long something has given no sign of life, as whoever listens finds when it looks."""
+
+    def __init__(self, source: Beating) -> None:
+        self._source, self._beats = source, -1
         self.begin()
 
     def begin(self) -> None:
@@ -106,7 +114,7 @@ class Silence:
         """The seconds of silence so far; 0 after a sign of life since the last look."""
         now = time.monotonic()
         passed_s, self._looked_at = now - self._looked_at, now
-        beats = self._report.beats
+        beats = self._source.beats
         self.seconds = self.seconds + min(passed_s, LONGEST_GAP_S) if beats == self._beats else 0.0
         self._beats = beats
         return self.seconds
