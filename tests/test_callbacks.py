@@ -324,7 +324,7 @@ def test_mlflow_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     client = mlflow.MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
     (found,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
     assert found.data.metrics == {"eps": 5.0, "evaluation/progress": 4.0, "evaluation/progress_std": 1.0}
-    assert found.data.params == {"environment": "CartPole-v1", "seed": "1"}
+    assert found.data.params == {name: str(value) for name, value in seen.config.items()}
     assert (found.data.tags["stopped"], found.info.status) == ("all steps done", "FINISHED")
     seen.stopped, seen.error = "", "TrainerError: it diverged"
     logger.on_end(seen)  # type: ignore[arg-type]
