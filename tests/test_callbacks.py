@@ -296,7 +296,7 @@ def test_wandb_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert second == {"eps": 5.0, "env_steps": 9, **scores}
     assert last == {"eps": 5.0, "env_steps": 12}
     assert end == ("finished", 0, "all steps done")
-    seen.stopped, seen.error = "", "TrainerError: it diverged"
+    seen.stopped, seen.error = "training failed", "TrainerError: it diverged"
     logger.on_end(seen)  # type: ignore[arg-type]
     assert log[-1] == ("finished", 1, seen.error)
     again = WandbLogger()
@@ -326,7 +326,7 @@ def test_mlflow_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found.data.metrics == {"eps": 5.0, "evaluation/progress": 4.0, "evaluation/progress_std": 1.0}
     assert found.data.params == {name: str(value) for name, value in seen.config.items()}
     assert (found.data.tags["stopped"], found.info.status) == ("all steps done", "FINISHED")
-    seen.stopped, seen.error = "", "TrainerError: it diverged"
+    seen.stopped, seen.error = "training failed", "TrainerError: it diverged"
     logger.on_end(seen)  # type: ignore[arg-type]
     (found,) = client.search_runs([found.info.experiment_id])
     assert (found.data.tags["stopped"], found.info.status) == (seen.error, "FAILED")

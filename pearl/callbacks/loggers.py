@@ -96,7 +96,7 @@ class WandbLogger(_Logger):
         """Send the last numbers, and finish the run there: as failed if an error ended it."""
         if self._run is not None:
             self._send_numbers(run)
-            self._run.summary["stopped"] = run.stopped or run.error
+            self._run.summary["stopped"] = run.error or run.stopped
             self._run.finish(exit_code=1 if run.error else 0)
 
     def state_dict(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class MLflowLogger(_Logger):
         """Send the last numbers, and finish the run there: as failed if an error ended it."""
         if self._client is not None:
             self._send_numbers(run)
-            self._client.set_tag(self._run_id, "stopped", run.stopped or run.error)
+            self._client.set_tag(self._run_id, "stopped", run.error or run.stopped)
             self._client.set_terminated(self._run_id, "FAILED" if run.error else "FINISHED")
 
     def state_dict(self) -> dict[str, Any]:
