@@ -344,6 +344,7 @@ SEARCH = "[search.trainer]\n{}\n"
             r"with trainer\.gamma = 1\.5: .*gamma",
         ),
         (SEARCH.format("n_step = { low = 1.5, high = 3, kind = 'int' }"), ConfigurationError, r"are whole"),
+        (SEARCH.format("n_step = { low = 1, high = 10, step = 0 }"), ConfigurationError, r"step: .*above 0.*found 0"),
         (
             SEARCH.format("n_step = { low = 1, high = 10, step = 2 }"),
             ConfigurationError,

@@ -126,7 +126,7 @@ def _range(name: str, found: Mapping[str, Any], where: str) -> Range:
         raise ConfigurationError(f"{where}: low, high and step of whole numbers are whole; found {dict(found)!r:.100}.")
     if not low < high:
         raise ConfigurationError(f"{where}: low must be less than high; found low = {low:g}, high = {high:g}.")
-    if step < 0 or step > high - low:
+    if not 0 <= step <= high - low or ("step" in found and not step):
         raise ConfigurationError(f"{where}.step: expected a number above 0, at most high - low; found {step:g}.")
     if step and not math.isclose(round((high - low) / step) * step, high - low, rel_tol=1e-9):
         last = low + math.floor((high - low) / step) * step
