@@ -41,7 +41,7 @@ from pearl.backends.cpu.replay import NativeReplayManager
 from pearl.errors import CheckpointError, PolicyError
 from pearl.exploration import EpsilonGreedy
 from pearl.policy import export_policy
-from pearl.policy.description import PolicyDescription, read_description, write_description
+from pearl.policy.description import PolicyDescription, checkpoints_of, read_description, write_description
 from pearl.policy.plain_values import space_from_json, space_to_json, value_from_json, value_to_json
 from pearl.replay.storage import DataStorage
 from pearl.runtime.experience import ReplayExperience
@@ -570,6 +570,14 @@ def test_checkpoints_elsewhere_are_loaded_if_they_are_the_runs_own(tmp_path: Pat
     assert (found.origin.which, found.origin.step) == ("last", 70)
     np.testing.assert_allclose(found.predict(obs), greedy(mine, obs, case), rtol=1e-4)
     save(other, elsewhere, 80, tmp_path / "another")
+    with pytest.raises(PolicyError, match="nor a checkpoint of its own"):
+        pearl.load_policy(run)
+    (tmp_path / "link").symlink_to(run)
+    write_description(read_description(run / "policy.json"), run, tmp_path / "link" / "checkpoints")
+    assert checkpoints_of(run) == run / "checkpoints", "its own, spelled otherwise: it may be moved"
+    save(mine, run / "checkpoints", 95, None)
+    assert pearl.load_policy(run).origin.step == 95
+    save(other, run / "checkpoints", 99, tmp_path / "another")  # which went on from them
     with pytest.raises(PolicyError, match="nor a checkpoint of its own"):
         pearl.load_policy(run)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -177,12 +178,17 @@ def _source(trainer_class: type) -> TrainerSource:
 def write_description(description: PolicyDescription, folder: Path, checkpoints: Path | None = None) -> None:
     """Write `policy.json` into a run's folder; where that fails, one warning says that no policy can be loaded."""
     try:
-        elsewhere = None if checkpoints == folder / CHECKPOINTS else checkpoints
+        elsewhere = None if checkpoints is None or is_own(checkpoints, folder) else checkpoints
         write_text(folder / POLICY_FILE, description.to_json(elsewhere), durable=False)
     except (OSError, PolicyError) as error:
         logger.warning(
             "%s cannot be written: %s pearl.load_policy will not load this run.", folder / POLICY_FILE, error
         )
+
+
+def is_own(checkpoints: Path, folder: Path) -> bool:
+    """Whether `checkpoints`, however it is spelled, is the folder of checkpoints inside the run folder `folder`."""
+    return os.path.realpath(checkpoints) == os.path.realpath(folder / CHECKPOINTS)  # Path.resolve fails for loops
 
 
 def checkpoints_of(folder: Path) -> Path:

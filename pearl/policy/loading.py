@@ -22,7 +22,7 @@ from pearl.algorithms import ALGORITHMS
 from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer, schedule_settings_of
 from pearl.errors import CheckpointError, PearlError, PolicyError
 from pearl.learner.native_plan import UnsupportedError
-from pearl.policy.description import CHECKPOINTS, POLICY_FILE, PolicyDescription, checkpoints_of, read_description
+from pearl.policy.description import POLICY_FILE, PolicyDescription, checkpoints_of, is_own, read_description
 from pearl.policy.saved import SavedPolicy, WeightsOrigin, check_seed
 from pearl.policy.source import import_from_file
 from pearl.runtime.checkpoint import latest_checkpoint, step_of
@@ -159,9 +159,12 @@ def _read_weights(run: Path, which: Which | None) -> tuple[Mapping[str, Stored],
 def _latest_checkpoint(run: Path, checkpoints: Path) -> Path | None:
     """The run's newest checkpoint; None where another run has used the folder since, or there is none."""
     found = latest_checkpoint(checkpoints)
-    if found is None or checkpoints == run / CHECKPOINTS:
-        return found
-    return found if read_manifest(found).counters.get(RUN_FOLDER) == str(run.resolve()) else None
+    if found is None:
+        return None
+    # Checkpoints in the run's own folder name no run, so that it may be moved, unless it is another one's.
+    owner = read_manifest(found).counters.get(RUN_FOLDER)
+    is_ours = owner == str(run.resolve()) or (owner is None and is_own(checkpoints, run))
+    return found if is_ours else None
 
 
 def _origin_of(run: Path, which: Which, file: Path) -> WeightsOrigin:

@@ -39,7 +39,7 @@ from pearl.errors import (
 from pearl.ipc.queues import Bell, WeightSyncQueue
 from pearl.lazy_torch import torch, when_imported
 from pearl.learner.native_plan import UnsupportedError
-from pearl.policy.description import CHECKPOINTS, PolicyDescription, write_description
+from pearl.policy.description import PolicyDescription, is_own, write_description
 from pearl.policy.environment import EnvironmentSource, environment_text
 from pearl.runtime.backup import move_aside
 from pearl.runtime.benchmark import Benchmark
@@ -282,8 +282,8 @@ class Run(abc.ABC):
         if normalizes := ", ".join(f.name for f in self.transition.statistics):
             identity["normalization"] = normalizes
         places = environment_text(self.actors.evaluation), environment_text(self.actors.training)
-        folder, checkpoints = self.options.run_dir, self.options.checkpoint_dir
-        elsewhere = "" if checkpoints == folder / CHECKPOINTS else str(folder.resolve())
+        folder = self.options.run_dir
+        elsewhere = "" if is_own(self.options.checkpoint_dir, folder) else str(folder.resolve())
         self._state = RunState(identity, self.trainer, experience, self._callbacks, *places, elsewhere)
         best = None
         if self.options.resume:
