@@ -98,6 +98,20 @@ def test_weights_of_other_networks_are_named_and_change_nothing(tmp_path: Path, 
     assert same(trainer, make_trainer(*case, seed=3), network_groups(trainer))
 
 
+def test_weights_for_other_bounds_are_refused_and_change_nothing(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, CASES["SAC"])  # which scales observations and actions by their bounds
+    trainer_class, seen, actions = CASES["SAC"]
+    assert isinstance(seen, spaces.Box)
+    assert isinstance(actions, spaces.Box)
+    wide = spaces.Box(actions.low * 20, actions.high * 20, dtype=np.float32)
+    other = spaces.Box(seen.low * 2, seen.high * 2, dtype=seen.dtype.type)
+    for kind, case in (("action", (trainer_class, seen, wide)), ("observation", (trainer_class, other, actions))):
+        trainer = make_trainer(*case, seed=3)
+        with pytest.raises(PolicyError, match=rf"of another environment\. Its networks scale {kind}s from bounds of"):
+            load_weights_of(trainer, run)
+        assert same(trainer, make_trainer(*case, seed=3), network_groups(trainer))
+
+
 def test_what_is_no_run_and_a_policy_alone_are_refused(tmp_path: Path) -> None:
     case = CASES["normalised TD3"]
     with pytest.raises(PolicyError, match="no run and no weights file at"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from pearl.algorithms.trainer import TrainerLike
+from pearl.algorithms.trainer import Trainer, TrainerLike
 from pearl.errors import PolicyError
 from pearl.policy.loading import read_weights
 from pearl.runtime.checkpoint_files import Stored
@@ -19,7 +19,7 @@ def load_weights_of(trainer: TrainerLike, path: Path) -> str:
 
     Of a run these are the best weights if it has some, else the last ones. They include target networks and the
     statistics of normalised observations; optimizers and SAC's temperature stay as they are. Raises PolicyError if
-    there are no weights, or if they are those of other networks or of a policy alone.
+    there are no weights, or if they are those of other networks, of other bounds or of a policy alone.
     """
     flat, file = read_weights(path)
     tensors = module_tensors(trainer)
@@ -39,8 +39,20 @@ def load_weights_of(trainer: TrainerLike, path: Path) -> str:
             f"The weights in {file} are those of other networks than {type(trainer).__name__}'s: "
             f"{'; '.join(differences)}. Use the trainer class, spaces and settings of the run that they come from."
         )
+    if isinstance(trainer, Trainer) and (conflict := trainer.checkpoint_conflict(_by_group(found, groups))):
+        raise PolicyError(
+            f"The weights in {file} are of another environment. {conflict} Bring both environments to the same bounds, "
+            "for example with gymnasium.wrappers.RescaleAction or RescaleObservation, or with its arguments."
+        )
     load_networks(trainer, found, groups)
     return file
+
+
+def _by_group(flat: Mapping[str, Stored], groups: Collection[str]) -> dict[str, dict[str, Stored]]:
+    return {
+        group: {name.removeprefix(f"{group}."): flat[name] for name in flat if name.startswith(f"{group}.")}
+        for group in groups
+    }
 
 
 def _is_of(name: str, groups: Collection[str]) -> bool:
