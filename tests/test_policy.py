@@ -582,6 +582,15 @@ def test_checkpoints_elsewhere_are_loaded_if_they_are_the_runs_own(tmp_path: Pat
         pearl.load_policy(run)
 
 
+def test_a_run_that_has_ended_is_loaded_where_its_checkpoints_elsewhere_cannot_be_read(tmp_path: Path) -> None:
+    run, unreadable = run_folder(tmp_path / "run", CASES["DDPG"]), tmp_path / ("x" * 300)  # as another user's folder
+    write_description(read_description(run / "policy.json"), run, unreadable)
+    assert pearl.load_policy(run).origin.step == 200
+    (run / "weights.safetensors").unlink()
+    with pytest.raises(PolicyError, match=r"nor a checkpoint of its own in .*or that folder cannot be read"):
+        pearl.load_policy(run)
+
+
 def test_a_run_under_way_is_loaded_from_its_checkpoint(tmp_path: Path) -> None:
     case = CASES["DDPG"]
     trainer, best = trained(case, 1), trained(case, 2)

@@ -152,13 +152,18 @@ def _read_weights(run: Path, which: Which | None) -> tuple[Mapping[str, Stored],
             'Load the last ones, with which="last".'
         )
     raise PolicyError(
-        f"{run} has neither {LAST_WEIGHTS} nor a checkpoint of its own in {checkpoints}: the run has saved nothing yet."
+        f"{run} has neither {LAST_WEIGHTS} nor a checkpoint of its own in {checkpoints}: the run has saved nothing "
+        "yet, or that folder cannot be read, was moved, or is now another run's."
     )
 
 
 def _latest_checkpoint(run: Path, checkpoints: Path) -> Path | None:
-    """The run's newest checkpoint; None where another run has used the folder since, or there is none."""
-    found = latest_checkpoint(checkpoints)
+    """The run's newest checkpoint; None where there is none to be read, or another run has used the folder since."""
+    try:
+        found = latest_checkpoint(checkpoints)
+    except OSError as error:  # a folder elsewhere may be another user's: an ended run has its weights without it
+        logger.debug("%s cannot be read: %s.", checkpoints, error)
+        return None
     if found is None:
         return None
     # Checkpoints in the run's own folder name no run, so that it may be moved, unless it is another one's.
