@@ -168,3 +168,13 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match=r"cannot be written: .*Choose another with --checkpoint-dir"):
         RunLock(tmp_path / "file" / "folder", "--checkpoint-dir")
+
+
+@pytest.mark.parametrize("option", ["--run-dir", "--checkpoint-dir"])
+def test_a_folder_behind_a_link_to_itself_is_named(tmp_path: Path, option: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    options = parse_options(
+        "", timesteps=1, run_dir=tmp_path / "run", arguments=[option, str(tmp_path / "loop" / "folder")]
+    )
+    with pytest.raises(ConfigurationError, match=rf"cannot be written: .*Choose another with {option}"):
+        RunFolder(options)

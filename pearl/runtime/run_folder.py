@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from pathlib import Path
 
 from pearl.errors import ConfigurationError, FolderHeldError
@@ -13,6 +14,10 @@ from pearl.runtime.run_lock import RunLock
 _log = logging.getLogger(__name__)
 
 
+def _real(folder: Path) -> Path:
+    return Path(os.path.realpath(folder))  # Path.resolve raises for links that lead to themselves
+
+
 class RunFolder:
     """Holds the folders of the run and of its checkpoints until `release`.
 
@@ -20,8 +25,8 @@ class RunFolder:
     """
 
     def __init__(self, options: Options) -> None:
-        folders = {options.run_dir.resolve(): "--run-dir"}
-        folders.setdefault(options.checkpoint_dir.resolve(), "--checkpoint-dir")
+        folders = {_real(options.run_dir): "--run-dir"}
+        folders.setdefault(_real(options.checkpoint_dir), "--checkpoint-dir")
         self._locks: list[RunLock] = []
         self._errors: dict[Path, ConfigurationError] = {}
         with contextlib.ExitStack() as stack:
@@ -32,7 +37,7 @@ class RunFolder:
 
     def error(self, folder: Path) -> ConfigurationError | None:
         """Why the run must not write into its `folder`, as `keep` last found; None if it may."""
-        return self._errors.get(folder.resolve())
+        return self._errors.get(_real(folder))
 
     def is_lost(self, folder: Path) -> bool:
         """Whether another run has taken `folder`, after it was moved or deleted: it stays lost."""
