@@ -243,12 +243,16 @@ def test_a_missing_extra_names_the_command(
         watch_policy(policy, video=tmp_path)
 
 
-def test_an_environment_without_pictures_is_refused(policy: SavedPolicy, tmp_path: Path) -> None:
+def test_an_environment_without_pictures_is_refused(policy: SavedPolicy, caplog: pytest.LogCaptureFixture) -> None:
     gym.register("BlindPole-v0", lambda render_mode=None: Blind())
     with pytest.raises(EnvError, match=r'needs render_mode="human"; BlindPole-v0 has no render modes'):
         watch_policy(policy, "BlindPole-v0")
+    assert caplog.messages == ["BlindPole-v0 failed in close(): RuntimeError: stays open"]
 
 
 class Blind(gym.Env[Any, Any]):
     observation_space = gym.make("CartPole-v1").observation_space
     action_space = gym.make("CartPole-v1").action_space
+
+    def close(self) -> None:
+        raise RuntimeError("stays open")

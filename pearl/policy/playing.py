@@ -109,7 +109,7 @@ def watch_policy(
         video = Path(video).absolute()  # an environment may change the working directory
     shown = _make_shown(spec, "human" if video is None else "rgb_array")
     if video is not None:
-        shown = _recorded(shown, video, f"{name.replace('/', '-')}-{policy.origin.which}")
+        shown = _recorded(name, shown, video, f"{name.replace('/', '-')}-{policy.origin.which}")
     return _watched(policy, name, shown, episodes, _first_seed(seed), deterministic, video, max_steps)
 
 
@@ -206,7 +206,7 @@ def _make_shown(spec: ActorSpec, mode: str) -> gym.Env[Any, Any]:
         ) from error
     modes = env.metadata.get("render_modes", [])
     if env.render_mode != mode or mode not in [*modes, "human"]:
-        env.close()
+        close_envs(name, env)
         raise EnvError(
             f'{"Showing" if mode == "human" else "Recording"} needs render_mode="{mode}"; {name} has '
             f"{', '.join(map(repr, modes)) or 'no render modes'}. Choose another environment, or evaluate without a "
@@ -215,7 +215,7 @@ def _make_shown(spec: ActorSpec, mode: str) -> gym.Env[Any, Any]:
     return env
 
 
-def _recorded(env: gym.Env[Any, Any], video: str | Path, prefix: str) -> gym.Env[Any, Any]:
+def _recorded(name: str, env: gym.Env[Any, Any], video: str | Path, prefix: str) -> gym.Env[Any, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # files of earlier videos are replaced, as the file names say
         try:
@@ -223,7 +223,7 @@ def _recorded(env: gym.Env[Any, Any], video: str | Path, prefix: str) -> gym.Env
                 env, str(video), episode_trigger=lambda episode: True, name_prefix=prefix, disable_logger=True
             )
         except OSError as error:
-            env.close()
+            close_envs(name, env)
             raise PolicyError(
                 f"Videos cannot be written into {video}: {error.strerror or error}. Name another folder."
             ) from error
