@@ -298,6 +298,9 @@ def test_wandb_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert end == ("finished", 0, "all steps done")
     seen.stopped, seen.error = "training failed", "TrainerError: it diverged"
     logger.on_end(seen)  # type: ignore[arg-type]
+    assert log[-1] is end, "of a run that ended before it was begun there"
+    logger.on_start(seen)  # type: ignore[arg-type]
+    logger.on_end(seen)  # type: ignore[arg-type]
     assert log[-1] == ("finished", 1, seen.error)
     again = WandbLogger()
     again.load_state_dict(logger.state_dict())
@@ -327,6 +330,10 @@ def test_mlflow_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found.data.params == {name: str(value) for name, value in seen.config.items()}
     assert (found.data.tags["stopped"], found.info.status) == ("all steps done", "FINISHED")
     seen.stopped, seen.error = "training failed", "TrainerError: it diverged"
+    logger.on_end(seen)  # type: ignore[arg-type]
+    (found,) = client.search_runs([found.info.experiment_id])
+    assert found.info.status == "FINISHED", "of a run that ended before it was begun there"
+    logger.on_start(seen)  # type: ignore[arg-type]
     logger.on_end(seen)  # type: ignore[arg-type]
     (found,) = client.search_runs([found.info.experiment_id])
     assert (found.data.tags["stopped"], found.info.status) == (seen.error, "FAILED")

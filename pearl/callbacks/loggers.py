@@ -98,6 +98,7 @@ class WandbLogger(_Logger):
             self._send_numbers(run)
             self._run.summary["stopped"] = run.error or run.stopped
             self._run.finish(exit_code=1 if run.error else 0)
+            self._run = None  # a next run of the process may end before `on_start`
 
     def state_dict(self) -> dict[str, Any]:
         """The run's id there."""
@@ -151,6 +152,7 @@ class MLflowLogger(_Logger):
             self._send_numbers(run)
             self._client.set_tag(self._run_id, "stopped", run.error or run.stopped)
             self._client.set_terminated(self._run_id, "FAILED" if run.error else "FINISHED")
+            self._client = None  # a next run of the process may end before `on_start`
 
     def state_dict(self) -> dict[str, Any]:
         """The run's id there."""
