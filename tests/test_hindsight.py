@@ -254,6 +254,25 @@ def test_rewards_that_are_no_numbers_end_the_actor(monkeypatch: pytest.MonkeyPat
     actor.close()
 
 
+def test_sums_over_the_wrong_axes_are_no_batches() -> None:
+    actor = actor_of(TrainSpec(hindsight_goals=1))
+    made = actor._hindsight
+    assert made is not None
+    made._places = Goals(slice(0, 12), slice(12, 24), spaces.Box(-1, 1, (4, 3), np.float32))
+    made._reward = lambda a, d, info: -1.0 * (np.abs(a - d).sum(axis=(0, 1)) > 0).max()
+    goals = np.ones((4, 12), np.float32)
+    assert made._rewards(goals, 0 * goals).tolist() == [-1, -1, -1, -1]
+    # Of three goals (4, 3), a sum over the axes of one goal has three numbers, too.
+    made._reward = lambda a, d, info: -1.0 * (np.abs(a - d).sum(axis=(0, 1) if np.ndim(a) > 2 else None) > 0)
+    made._in_batches.clear()
+    assert made._rewards(goals, 0 * goals).tolist() == [-1, -1, -1, -1]
+    assert made._in_batches == {"compute_reward": False}
+    made._reward, made._in_batches["compute_reward"] = lambda a, d, info: np.ones(3), True
+    with pytest.raises(EnvError, match="it returned 3 numbers for 4 pairs of goals"):
+        made._rewards(goals, goals)
+    actor.close()
+
+
 # --- in programs ------------------------------------------------------------------------------------------------------
 
 

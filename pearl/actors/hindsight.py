@@ -250,11 +250,14 @@ class Hindsight:
         pair = self._places.values(achieved), self._places.values(desired)
         try:
             if name not in self._in_batches:
-                found = self._takes_batches(function, *pair)
-                if found is not None:
-                    self._in_batches[name] = found
+                takes = self._takes_batches(function, *pair)
+                if takes is not None:
+                    self._in_batches[name] = takes
             if self._in_batches.get(name, False):
-                return np.asarray(function(*pair, {}), np.float64)
+                found = np.asarray(function(*pair, {}), np.float64)
+                if found.size != len(achieved):
+                    raise ValueError(f"it returned {found.size} numbers for {len(achieved)} pairs of goals")
+                return found.reshape(-1)
             return np.array([_one(function(one, goal, {})) for one, goal in zip(*pair, strict=True)])
         except Exception as error:
             raise EnvError(
@@ -267,7 +270,7 @@ class Hindsight:
         if not isinstance(achieved, np.ndarray):
             return False
         count = min(_COMPARED, len(achieved))
-        if count in achieved.shape[1:]:  # a sum over the wrong axis would have as many numbers
+        while count in achieved.shape[1:]:  # a sum over the wrong axis would have as many numbers
             count -= 1
         if count < 2:
             return None
