@@ -273,6 +273,24 @@ def test_sums_over_the_wrong_axes_are_no_batches() -> None:
     actor.close()
 
 
+def test_a_function_may_write_to_its_arguments() -> None:
+    actor = actor_of(TrainSpec(hindsight_goals=1))
+    made = actor._hindsight
+    assert made is not None
+
+    def reward(achieved: np.ndarray, desired: np.ndarray, info: Any) -> Any:
+        achieved -= desired
+        return -np.abs(achieved).sum(-1)
+
+    made._reward = reward
+    achieved, desired = np.full((6, 2), 5, np.float32), np.full((6, 2), 2, np.float32)
+    for _ in range(2):  # at the trial, and after it
+        assert made._rewards(achieved, desired).tolist() == [-6] * 6
+    assert (achieved == 5).all()
+    assert made._in_batches == {"compute_reward": True}
+    actor.close()
+
+
 # --- in programs ------------------------------------------------------------------------------------------------------
 
 

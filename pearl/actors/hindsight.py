@@ -275,13 +275,14 @@ class Hindsight:
         if count < 2:
             return None
         pair = achieved[:count], desired[:count]
-        try:
-            at_once = np.asarray(function(*pair, {}), np.float64)
+        try:  # with copies: the function may write to its arguments
+            at_once = np.asarray(function(pair[0].copy(), pair[1].copy(), {}), np.float64)
         except Exception:
             return False
         if at_once.shape != (count,):
             return False
-        return np.allclose(at_once, [_one(function(*one, {})) for one in zip(*pair, strict=True)])
+        one_by_one = zip(pair[0].copy(), pair[1].copy(), strict=True)
+        return np.allclose(at_once, [_one(function(*one, {})) for one in one_by_one])
 
     def _compare(self, achieved: np.ndarray, desired: np.ndarray, reward: np.ndarray) -> None:
         """Warn if the rewards of an episode are not those that `compute_reward` says for the goals that it had."""
