@@ -244,6 +244,7 @@ def test_rewards_that_are_no_numbers_end_the_actor(monkeypatch: pytest.MonkeyPat
     assert made is not None
     for reward, words in (
         (lambda a, d, info: np.full(np.shape(a)[:-1], np.nan), "returned nan for the achieved goal"),
+        (lambda a, d, info: np.full(np.shape(a)[:-1], 1e39), "returned 1e.39 for the achieved goal"),
         (lambda a, d, info: np.ones(3), "failed with goals .*it returned 3 numbers for one pair of goals"),
         (lambda a, d, info: info["distance"], "failed with goals .*an empty info: KeyError: 'distance'"),
     ):
@@ -288,6 +289,18 @@ def test_a_function_may_write_to_its_arguments() -> None:
         assert made._rewards(achieved, desired).tolist() == [-6] * 6
     assert (achieved == 5).all()
     assert made._in_batches == {"compute_reward": True}
+    actor.close()
+
+
+@pytest.mark.parametrize("said", [None, [np.nan]])
+def test_an_end_that_is_neither_true_nor_false_ends_the_actor(said: Any) -> None:
+    actor = actor_of(TrainSpec(hindsight_goals=1))
+    made = actor._hindsight
+    assert made is not None
+    made._terminated = lambda a, d, info: said
+    goals = np.ones((6, 2), np.float32)
+    with pytest.raises(EnvError, match=r"compute_terminated of PearlCountUp-v0 returned nan .*Have it return True"):
+        made._ends(goals, goals, np.zeros(6, bool))
     actor.close()
 
 

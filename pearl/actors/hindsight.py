@@ -231,11 +231,12 @@ class Hindsight:
     def _rewards(self, achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
         assert self._reward is not None
         found = self._called("compute_reward", self._reward, achieved, desired)
-        if not np.isfinite(found).all():
-            wrong = int(np.flatnonzero(~np.isfinite(found))[0])
+        with np.errstate(over="ignore"):
+            infinite = ~np.isfinite(found.astype(np.float32))  # as it is stored
+        if infinite.any():
             raise EnvError(
-                f"compute_reward of {self._env} returned {found[wrong]} for the achieved goal {achieved[wrong]} and "
-                f"the desired goal {desired[wrong]}. Training on it would destroy the weights: have it return a number."
+                f"{self._returned('compute_reward', found, achieved, desired, infinite)} Training on it would destroy "
+                "the weights: have it return a number, of less than 3.4e38."
             )
         return found
 
@@ -243,7 +244,20 @@ class Hindsight:
         """Whether these steps end an episode with these goals; as the episode itself, if the environment cannot say."""
         if self._terminated is None:
             return otherwise
-        return np.asarray(self._called("compute_terminated", self._terminated, achieved, desired) != 0)
+        found = self._called("compute_terminated", self._terminated, achieved, desired)
+        if (unknown := np.isnan(found)).any():
+            said = self._returned("compute_terminated", found, achieved, desired, unknown)
+            raise EnvError(f"{said} Have it return True or False; None counts as NaN.")
+        return np.asarray(found != 0)
+
+    def _returned(
+        self, name: str, found: np.ndarray, achieved: np.ndarray, desired: np.ndarray, wrong: np.ndarray
+    ) -> str:
+        at = int(np.flatnonzero(wrong)[0])
+        return (
+            f"{name} of {self._env} returned {found[at]} for the achieved goal {achieved[at]} and the desired goal "
+            f"{desired[at]}."
+        )
 
     def _called(self, name: str, function: Callable[..., Any], achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
         """What the environment's `function` returns for each row `(n, size)`, at once if it takes batches."""
