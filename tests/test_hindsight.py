@@ -304,6 +304,30 @@ def test_an_end_that_is_neither_true_nor_false_ends_the_actor(said: Any) -> None
     actor.close()
 
 
+@pytest.mark.parametrize(
+    ("achieved", "desired", "alike"),
+    [
+        (spaces.Box(0, 1, (2,), np.float64), spaces.Box(-9, 9, (2,), np.float32), True),
+        (spaces.Box(0, 1, (2,), np.float32), spaces.Box(0, 9, (2,), np.int64), False),
+        (spaces.Discrete(5), spaces.Discrete(5), True),
+        (spaces.Discrete(5), spaces.Discrete(7), False),
+        (spaces.Discrete(5), spaces.Discrete(5, start=1), False),
+        (spaces.MultiDiscrete([3, 4]), spaces.MultiDiscrete([4, 3]), False),
+        (spaces.MultiBinary(3), spaces.MultiBinary(3), True),
+        (spaces.Tuple([spaces.Discrete(5)]), spaces.Tuple([spaces.Discrete(5, start=1)]), False),
+        (spaces.Dict(a=spaces.Box(0, 1, (2,))), spaces.Dict(a=spaces.Box(0, 2, (2,))), True),
+        (spaces.Dict(a=spaces.Box(0, 1, (2,))), spaces.Dict(b=spaces.Box(0, 1, (2,))), False),
+    ],
+)
+def test_both_goals_need_the_same_values(achieved: spaces.Space[Any], desired: spaces.Space[Any], alike: bool) -> None:
+    space = spaces.Dict({"achieved_goal": achieved, "desired_goal": desired})
+    if alike:
+        assert Goals.of(space, "Odd-v0").space == desired
+    else:
+        with pytest.raises(EnvError, match="both need the same space; Odd-v0 has"):
+            Goals.of(space, "Odd-v0")
+
+
 # --- in programs ------------------------------------------------------------------------------------------------------
 
 

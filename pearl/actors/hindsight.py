@@ -47,7 +47,7 @@ class Goals:
                 f"{ACHIEVED!r} and {DESIRED!r}, and a method compute_reward(achieved_goal, desired_goal, info), as in "
                 f"Gymnasium-Robotics. {env} has observations of {found}. Set hindsight_goals to 0 for it."
             )
-        if space[ACHIEVED].shape != space[DESIRED].shape or type(space[ACHIEVED]) is not type(space[DESIRED]):
+        if not _alike(space[ACHIEVED], space[DESIRED]):
             raise EnvError(
                 f"hindsight_goals puts achieved goals in the place of desired ones, so both need the same space; {env} "
                 f"has {space[ACHIEVED]} and {space[DESIRED]}."
@@ -345,6 +345,18 @@ class _Relabelled:
         out[DISCOUNT][rows] = self._discount[here]
         self._done = here.stop
         return here.stop - here.start
+
+
+def _alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
+    """Whether values of `one` are also values of `other`, but for the bounds and the precision of arrays."""
+    if isinstance(one, spaces.Box) and isinstance(other, spaces.Box):
+        kinds = {np.dtype(space.dtype).kind for space in (one, other)}
+        return one.shape == other.shape and len(kinds) == 1
+    if isinstance(one, spaces.Dict) and isinstance(other, spaces.Dict):
+        return list(one) == list(other) and all(_alike(part, other[name]) for name, part in one.items())
+    if isinstance(one, spaces.Tuple) and isinstance(other, spaces.Tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return bool(one == other)
 
 
 def _function(env: gym.Env[Any, Any], name: str) -> Callable[..., Any] | None:
