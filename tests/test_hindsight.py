@@ -328,6 +328,26 @@ def test_both_goals_need_the_same_values(achieved: spaces.Space[Any], desired: s
             Goals.of(space, "Odd-v0")
 
 
+def test_the_goals_that_a_function_fails_with_are_named() -> None:
+    actor = actor_of(TrainSpec(hindsight_goals=1))
+    made = actor._hindsight
+    assert made is not None
+
+    def reward(achieved: np.ndarray, desired: np.ndarray, info: Any) -> Any:
+        if np.any(achieved == 4):
+            raise ValueError("no way")
+        return -1.0 if achieved.ndim == 1 else -np.ones(len(achieved))
+
+    made._reward = reward
+    rows = np.repeat(np.arange(6, dtype=np.float32), 2).reshape(6, 2)
+    with pytest.raises(EnvError, match=r"failed with goals \[4\. 4\.\] and \[0\. 0\.\] and an empty .*: no way"):
+        made._rewards(rows, 0 * rows)
+    made._in_batches["compute_reward"] = True
+    with pytest.raises(EnvError, match=r"goals \[0\. 0\.\] and \[0\. 0\.\], the first of 6 pairs at once, and"):
+        made._rewards(rows, 0 * rows)
+    actor.close()
+
+
 # --- in programs ------------------------------------------------------------------------------------------------------
 
 

@@ -261,22 +261,26 @@ class Hindsight:
 
     def _called(self, name: str, function: Callable[..., Any], achieved: np.ndarray, desired: np.ndarray) -> np.ndarray:
         """What the environment's `function` returns for each row `(n, size)`, at once if it takes batches."""
-        pair = self._places.values(achieved), self._places.values(desired)
+        pair, row, among = (self._places.values(achieved), self._places.values(desired)), 0, ""
         try:
             if name not in self._in_batches:
                 takes = self._takes_batches(function, *pair)
                 if takes is not None:
                     self._in_batches[name] = takes
             if self._in_batches.get(name, False):
+                among = f", the first of {len(achieved)} pairs at once," if len(achieved) > 1 else ""
                 found = np.asarray(function(*pair, {}), np.float64)
                 if found.size != len(achieved):
                     raise ValueError(f"it returned {found.size} numbers for {len(achieved)} pairs of goals")
                 return found.reshape(-1)
-            return np.array([_one(function(one, goal, {})) for one, goal in zip(*pair, strict=True)])
+            found = np.empty(len(achieved))
+            for row in range(len(achieved)):
+                found[row] = _one(function(pair[0][row], pair[1][row], {}))
+            return found
         except Exception as error:
             raise EnvError(
-                f"{name}(achieved_goal, desired_goal, info) of {self._env} failed with goals {pair[0][0]} and "
-                f"{pair[1][0]} and an empty info: {type(error).__name__}: {error}. It must return one number."
+                f"{name}(achieved_goal, desired_goal, info) of {self._env} failed with goals {pair[0][row]} and "
+                f"{pair[1][row]}{among} and an empty info: {type(error).__name__}: {error}. It must return one number."
             ) from error
 
     def _takes_batches(self, function: Callable[..., Any], achieved: Any, desired: Any) -> bool | None:
