@@ -38,6 +38,7 @@ class CountUp(gym.Env[dict[str, np.ndarray], np.int64]):
 
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: dict[str, Any]) -> Any:
         assert info == {}
+        assert self._step >= 0, "as in environments whose rewards use what reset sets"
         if self._kind == "single" and not self._number:
             assert achieved_goal.shape == (2,)
         axis = 0 if self._kind == "reversed" and np.ndim(achieved_goal) > 1 else -1

@@ -125,6 +125,7 @@ class Hindsight:
             asked = inner[0]
         else:
             asked = self._own = make_single_envs(actors, 1)[0]
+            self._own.reset(seed=int(rng.integers(1 << 31)))  # what its methods use may begin there
         self._places = Goals.of(own_space(asked), self._env)
         self._reward = _function(asked, "compute_reward")
         if self._reward is None:
