@@ -348,6 +348,19 @@ def test_the_goals_that_a_function_fails_with_are_named() -> None:
     actor.close()
 
 
+@pytest.mark.parametrize("explained", [False, True])
+def test_an_end_of_another_cause_is_one_for_all_goals(explained: bool) -> None:
+    actor = actor_of(TrainSpec(n_step=2, gamma=GAMMA, hindsight_goals=2), env_kwargs={"kind": "terminates"})
+    made = actor._hindsight
+    assert made is not None
+    # The goal of the episode itself is -1. Others never end one here.
+    made._terminated = lambda a, d, info: explained and np.take(d, 0, axis=-1) == -1
+    rows = collect(actor, 20, relabelled_only=True)
+    at_end = rows["next_obs"][:, STEP] == LENGTH
+    assert at_end.any()
+    assert ((rows["discount"] == 0) == (at_end & (not explained))).all()
+
+
 # --- in programs ------------------------------------------------------------------------------------------------------
 
 

@@ -206,6 +206,10 @@ class Hindsight:
             self._compare(achieved, obs[1:, self._places.desired], self._kept[REWARD][env, :steps])
         first = np.repeat(np.arange(steps), self._goals)
         goal = achieved[self._rng.integers(first, steps)]  # achieved by this step, or a later one
+        ends_anyway = terminated  # whatever the goal was, unless its own goal explains the end
+        if terminated and self._terminated is not None:
+            own = obs[-1:, self._places.desired]
+            ends_anyway = not self._ends(achieved[-1:], own, np.zeros(1, bool))[0]
         reward, last = np.zeros(len(first)), first.copy()
         ends = np.zeros(len(first), bool)
         for k in range(self._n):
@@ -214,7 +218,7 @@ class Hindsight:
                 break
             at = last[going] = first[going] + k
             reward[going] += self._discounts[k] * self._rewards(achieved[at], goal[going])
-            ends[going] = self._ends(achieved[at], goal[going], terminated & (at == steps - 1))
+            ends[going] = self._ends(achieved[at], goal[going], ends_anyway & (at == steps - 1))
         discount = np.where(ends, 0.0, self._discounts[last - first + 1])
         self._waiting.append(_Relabelled(obs, action, first, last + 1, goal, reward, discount))
 
@@ -242,14 +246,14 @@ class Hindsight:
         return found
 
     def _ends(self, achieved: np.ndarray, desired: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
-        """Whether these steps end an episode with these goals; as the episode itself, if the environment cannot say."""
+        """Whether these steps end an episode with these goals, or `otherwise`."""
         if self._terminated is None:
             return otherwise
         found = self._called("compute_terminated", self._terminated, achieved, desired)
         if (unknown := np.isnan(found)).any():
             said = self._returned("compute_terminated", found, achieved, desired, unknown)
             raise EnvError(f"{said} Have it return True or False; None counts as NaN.")
-        return np.asarray(found != 0)
+        return np.asarray((found != 0) | otherwise)
 
     def _returned(
         self, name: str, found: np.ndarray, achieved: np.ndarray, desired: np.ndarray, wrong: np.ndarray
