@@ -21,11 +21,11 @@ from trainers import TinyDQN
 import benchmarks.flip_bits  # noqa: F401  (registers FlipBits-v0)
 import pearl
 from composer.profiling.keys import calibration_key
-from composer.suggestion.suggestion import suggest
+from composer.suggestion.suggestion import suggest, suggest_settings
 from pearl.actors import hindsight
 from pearl.actors.actor import Actor, ActorSetup, message_rows
 from pearl.actors.hindsight import Goals, check_hindsight
-from pearl.algorithms import PPO, RecurrentDQN
+from pearl.algorithms import DQN, PPO, RecurrentDQN
 from pearl.algorithms.trainer import make_trainer
 from pearl.errors import ConfigurationError, EnvError, TrainerError
 from pearl.runtime.data_flow import OffPolicy
@@ -455,6 +455,24 @@ def test_it_is_suggested(quick_profiles: None) -> None:
     assert values["size"] == 1_000_000
     (why,) = (choice.reason for choice in found.replay if choice.name == "size")
     assert why.startswith("300,000 steps, each stored 5 times, of 176 B each")
+
+
+def test_the_size_follows_a_number_of_goals_that_is_stated(quick_profiles: None) -> None:
+    env = gym.make("FlipBits-v0")
+    spaces_of = gym.spaces.flatten_space(env.observation_space), env.action_space
+    actors = ActorSpec("FlipBits-v0", envs_per_actor=2)
+    cases: tuple[tuple[type, dict[str, int], str, int], ...] = (
+        (DQN, {"hindsight_goals": 2}, "20,000 steps, each stored 3 times,", 60_000),
+        (FlipDQN, {}, "20,000 steps, each stored 5 times,", 100_000),
+        (DQN, {"hindsight_goals": 0}, "20,000 steps of", 20_000),
+    )
+    for trainer, fixed, stored, slots in cases:
+        found = suggest_settings(trainer, actors, *spaces_of, {**fixed, "timesteps": 20_000})
+        (size,) = (choice for choice in found.replay if choice.name == "size")
+        assert size.reason.startswith(stored)
+        assert size.value == slots
+    with pytest.raises(ConfigurationError, match="hindsight_goals must be a whole number of at least 0; found '2'"):
+        suggest_settings(DQN, actors, *spaces_of, {"hindsight_goals": "2"})
 
 
 def test_times_are_measured_for_the_number_of_goals() -> None:

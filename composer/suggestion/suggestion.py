@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -383,16 +383,17 @@ def _actors_for_replay(facts: Facts, trainer_class: type[Trainer], found: tuple[
     )
 
 
-def _replay(facts: Facts, trainer_class: type[Trainer], of_trainer: Sequence[Choice]) -> tuple[Choice, ...]:
+def _replay(facts: Facts, trainer_class: type[Trainer], of_trainer: tuple[Choice, ...]) -> tuple[Choice, ...]:
     once = _stored_once(facts)
     spec = ReplaySpec(1, **{choice.name: choice.value for choice in once})
     transition = transition_of(trainer_class, facts.observation_space, facts.action_space, facts.fixed)
     row = stored_nbytes(transition, spec)
     fits = facts.free_bytes // _MEMORY_SHARE // row
-    goals = next((int(choice.value) for choice in of_trainer if choice.name == "hindsight_goals"), 0)
-    wanted = min(_MOST_SLOTS, max(_LEAST_SLOTS, (1 + goals) * facts.timesteps))
+    goals = values_of(of_trainer).get("hindsight_goals", facts.fixed.get("hindsight_goals", 0))
+    rows = TrainSpec(hindsight_goals=goals).rows_per_step  # refuses what is no number
+    wanted = min(_MOST_SLOTS, max(_LEAST_SLOTS, rows * facts.timesteps))
     size = max(1, min(wanted, fits))
-    again = f", each stored {1 + goals} times," if goals else ""
+    again = f", each stored {rows} times," if goals else ""
     why = f"{facts.timesteps:,} steps{again} of {readable_size(row)} each"
     if size < wanted:
         why += f", as many as fit into a quarter of {readable_size(facts.free_bytes)} of free memory"
