@@ -256,12 +256,14 @@ class Composing(abc.ABC):
         if said.suggested is None:
             paced = _paced_settings(self.trainer_class, {**said.settings, **self.training})
             stated = {} if said.timesteps is None else {"timesteps": said.timesteps}
+            # A replay that stores observations once takes no other goals (`check_hindsight`): choose none for it.
+            without = {"hindsight_goals": 0} if said.replay is not None and said.replay.shares else {}
             said.suggested = suggest_settings(
                 self.trainer_class,
                 self.actors,
                 observation_space,
                 action_space,
-                {**said.settings, **paced, **self.training, **said.rollout, **stated},
+                {**without, **said.settings, **paced, **self.training, **said.rollout, **stated},
                 host=None if platform is None else platform.host,
                 store=self.store,
                 report=self.say,

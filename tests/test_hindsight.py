@@ -15,11 +15,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from programs import make_program, run, summary
+from programs import CsvPair, make_program, run, summary
 from trainers import TinyDQN
 
-import benchmarks.flip_bits  # noqa: F401  (registers FlipBits-v0)
+import benchmarks.flip_bits
 import pearl
+from composer import Composer
 from composer.profiling.keys import calibration_key
 from composer.suggestion.suggestion import suggest, suggest_settings
 from pearl.actors import hindsight
@@ -473,6 +474,20 @@ def test_the_size_follows_a_number_of_goals_that_is_stated(quick_profiles: None)
         assert size.value == slots
     with pytest.raises(ConfigurationError, match="hindsight_goals must be a whole number of at least 0; found '2'"):
         suggest_settings(DQN, actors, *spaces_of, {"hindsight_goals": "2"})
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_goals_are_chosen_for_a_replay_without(csv_pair: CsvPair, quick_profiles: None, shared: bool) -> None:
+    devices, connections = csv_pair("cpu0,cpu,cpu,,2,60")
+    composer = Composer(progress=False)
+    composer.set_device_file(devices)
+    composer.set_connection_file(connections)
+    composer.set_actors(1, env=benchmarks.flip_bits.FlipBits, envs_per_actor=2)
+    composer.set_train_function(DQN, settings="auto", implementation="native")
+    composer.set_replay(5_000, share_next_obs=shared)
+    composer.run(budget_s=0)
+    chosen = {choice.name: choice.value for choice in composer.suggestion.trainer}
+    assert chosen.get("hindsight_goals") == (None if shared else 4)
 
 
 def test_times_are_measured_for_the_number_of_goals() -> None:
