@@ -10,10 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import goal_environments  # noqa: F401  (registers PearlCountUp-v0)
 import gymnasium as gym
 import numpy as np
 import pytest
+from goal_environments import CountUp  # registers PearlCountUp-v0
 from gymnasium import spaces
 from programs import CsvPair, make_program, run, summary
 from trainers import TinyDQN
@@ -474,6 +474,17 @@ def test_the_size_follows_a_number_of_goals_that_is_stated(quick_profiles: None)
         assert size.value == slots
     with pytest.raises(ConfigurationError, match="hindsight_goals must be a whole number of at least 0; found '2'"):
         suggest_settings(DQN, actors, *spaces_of, {"hindsight_goals": "2"})
+
+
+def test_a_silent_environment_with_goals_is_silent_to_algorithms_without_hindsight(quick_profiles: None) -> None:
+    gym.register("PearlFarCount-v0", CountUp, max_episode_steps=1_000, kwargs={"length": 10_000})
+    try:
+        for algorithm, gamma in (("DQN", 0.99), ("PPO", 0.998), ("RecurrentDQN", 0.998)):
+            found = {choice.name: choice for choice in suggest("PearlFarCount-v0", algorithm=algorithm).trainer}
+            assert found["gamma"].value == gamma
+            assert ("hindsight_goals" in found) == (algorithm == "DQN")
+    finally:
+        del gym.registry["PearlFarCount-v0"]
 
 
 @pytest.mark.parametrize("shared", [False, True])

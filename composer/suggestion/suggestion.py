@@ -283,6 +283,8 @@ def _suggested(
     *,
     actors_too: bool = False,
 ) -> Suggestion:
+    if "hindsight_goals" in trainer_class._unused:  # what other goals reach is nothing to learn from here
+        facts = dataclasses.replace(facts, tried=dataclasses.replace(facts.tried, goals=False))
     settings = {name: value for name, value in facts.fixed.items() if name not in _TRAINING | _ROLLOUT | {"timesteps"}}
     settings = {name: value for name, value in settings.items() if name not in own}
     spaces = facts.observation_space, facts.action_space
