@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from goal_environments import CountUp  # registers PearlCountUp-v0
+from goal_environments import CountUp, next_step_vector  # registers PearlCountUp-v0
 from gymnasium import spaces
 from programs import CsvPair, make_program, run, summary
 from trainers import TinyDQN
@@ -192,6 +192,15 @@ def test_an_environment_without_goals_is_named() -> None:
         Goals.of(None, "Odd-v0")
     with pytest.raises(EnvError, match=r"Odd-v0 has observations of Dict\('a': Discrete\(2\)\)"):
         Goals.of(spaces.Dict({"a": spaces.Discrete(2)}), "Odd-v0")
+
+
+def test_an_environment_that_is_only_a_vector_is_named() -> None:
+    gym.register("PearlOnlyCounts-v0", vector_entry_point=next_step_vector)
+    try:
+        with pytest.raises(EnvError, match=r"and PearlOnlyCounts-v0 can be made only as a vector. Register it"):
+            actor_of(TrainSpec(hindsight_goals=1), "PearlOnlyCounts-v0", vectorization="vector_entry_point")
+    finally:
+        del gym.registry["PearlOnlyCounts-v0"]
 
 
 def test_features_that_do_not_go_together_are_named() -> None:

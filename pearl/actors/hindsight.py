@@ -20,6 +20,7 @@ from gymnasium import spaces
 
 from pearl.actors.environment import close_envs, make_single_envs
 from pearl.actors.observations import own_space, space_text
+from pearl.actors.vectorization import SingleEnv
 from pearl.errors import ConfigurationError, EnvError
 from pearl.spec import ACTION, DISCOUNT, NEXT_OBS, OBS, REWARD, ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
@@ -125,6 +126,12 @@ class Hindsight:
             asked = inner[0]
         else:
             asked = self._own = make_single_envs(actors, 1)[0]
+            if isinstance(asked.unwrapped, SingleEnv):
+                close_envs(self._env, asked)
+                raise EnvError(
+                    f"hindsight_goals asks a single environment for the rewards of other goals, and {self._env} can be "
+                    "made only as a vector. Register it with an entry_point, too, or set hindsight_goals to 0."
+                )
             self._own.reset(seed=int(rng.integers(1 << 31)))  # what its methods use may begin there
         self._places = Goals.of(own_space(asked), self._env)
         self._reward = _function(asked, "compute_reward")
