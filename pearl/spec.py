@@ -661,7 +661,7 @@ class TrainSpec:
     setting 2 samples after the last update. `insertion_rows` is how many collected transitions wait in the host's
     buffer until they are inserted (none waits longer than 50 ms); 0: 128, or 16 steps of all environments if those are
     fewer. `hindsight_goals` is how many further transitions each step brings, with goals that its episode reached later
-    (`pearl.actors.hindsight`); `replay_ratio` and `learning_starts` count none of these.
+    (`pearl.actors.hindsight`); for `replay_ratio` and `learning_starts`, `rows_per_step` transitions count as one.
     """
 
     batch_size: int = 64

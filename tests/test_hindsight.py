@@ -30,7 +30,7 @@ from pearl.algorithms import DQN, PPO, RecurrentDQN
 from pearl.algorithms.trainer import make_trainer
 from pearl.errors import ConfigurationError, EnvError, TrainerError
 from pearl.runtime.data_flow import OffPolicy
-from pearl.runtime.replay_ratio import ReplayRatio, check_samples_last, first_batch, training_absent
+from pearl.runtime.replay_ratio import ReplayRatio, check_samples_last, first_batch, training_absent, why_no_training
 from pearl.runtime.run_state import Counters
 from pearl.spec import ActorSpec, Column, ReplaySpec, TrainSpec, TransitionSpec
 
@@ -388,6 +388,9 @@ def test_the_replay_ratio_counts_steps_alone() -> None:
     assert ratio.achieved == pytest.approx(4.0)
     assert training_absent(train, 101, Counters()) == ""
     assert "will not train" in training_absent(train, 100, Counters())
+    why = why_no_training(train, Counters(stored=396, env_steps=400))
+    assert "A step brings 5, 4 of them once its episode has ended" in why
+    assert "A step" not in why_no_training(TrainSpec(), Counters())
     once = ReplaySpec(10_000, mode="fifo", max_times_sampled=1)
     check_samples_last(once, train, 50)
     with pytest.raises(ConfigurationError, match="Lower replay_ratio to 5"):

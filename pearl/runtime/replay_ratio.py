@@ -21,10 +21,10 @@ class ReplayRatio:
     """Keeps the ratio of samples trained to transitions collected at `train.replay_ratio`.
 
     Training waits for data, and collection waits for training. The rules are those of a `RateLimiter`, but the host
-    asks instead of blocking, and the counts are the run's `counters`, which checkpoints save. Of the transitions that a
-    step brings with `train.hindsight_goals`, only its own counts. `lead_rows` is how many
-    transitions may be collected and not yet stored. Collection may lead by these plus the transitions of one batch, so
-    that one side can always continue. With an infinite ratio neither waits.
+    asks instead of blocking, and the counts are the run's `counters`, which checkpoints save. With
+    `train.hindsight_goals`, as many transitions as a step brings count as one: a step counts in full once its episode
+    has ended. `lead_rows` is how many transitions may be collected and not yet stored. Collection may lead by these
+    plus the transitions of one batch, so that one side can always continue. With an infinite ratio neither waits.
     """
 
     def __init__(self, train: TrainSpec, counters: Counters, lead_rows: int) -> None:
@@ -115,10 +115,15 @@ def training_absent(train: TrainSpec, timesteps: int, counters: Counters) -> str
 def why_no_training(train: TrainSpec, counters: Counters) -> str:
     """The reason, after a run without a training step."""
     if counters.stored < first_batch(train):
+        each = ""
+        if goals := train.hindsight_goals:
+            each = (
+                f" A step brings {train.rows_per_step}, {goals} of them once its episode has ended (hindsight_goals)."
+            )
         return (
             f"It begins once {first_batch(train):,} transitions are stored (learning_starts {train.learning_starts:,}, "
-            f"batch_size {train.batch_size:,}); {counters.stored:,} were, in {counters.env_steps:,} environment steps. "
-            "Raise --timesteps, or lower learning_starts."
+            f"batch_size {train.batch_size:,}); {counters.stored:,} were, in {counters.env_steps:,} environment steps."
+            f"{each} Raise --timesteps, or lower learning_starts."
         )
     return f"{counters.stored:,} transitions are stored, and the run ended before the first batch. Raise --timesteps."
 
