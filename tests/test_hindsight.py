@@ -25,7 +25,8 @@ from composer.profiling.keys import calibration_key
 from composer.suggestion.suggestion import suggest, suggest_settings
 from pearl.actors import hindsight
 from pearl.actors.actor import Actor, ActorSetup, message_rows
-from pearl.actors.hindsight import Goals, check_hindsight
+from pearl.actors.environment import make_vector_env
+from pearl.actors.hindsight import Goals, check_hindsight, has_goals
 from pearl.algorithms import DQN, PPO, RecurrentDQN
 from pearl.algorithms.trainer import make_trainer
 from pearl.errors import ConfigurationError, EnvError, TrainerError
@@ -511,6 +512,19 @@ def test_no_goals_are_chosen_for_a_replay_without(csv_pair: CsvPair, quick_profi
     composer.run(budget_s=0)
     chosen = {choice.name: choice.value for choice in composer.suggestion.trainer}
     assert chosen.get("hindsight_goals") == (None if shared else 4)
+
+
+def test_goals_are_found_however_environments_are_stepped() -> None:
+    for env, kwargs, kinds, found in (
+        ("PearlCountUp-v0", {}, ("sync", "async", "vector_entry_point"), True),
+        ("PearlCountUp-v0", {"kind": "no reward"}, ("sync", "vector_entry_point"), False),
+        ("CartPole-v1", {}, ("sync", "vector_entry_point"), False),
+    ):
+        for kind in kinds:
+            actors = ActorSpec(env, envs_per_actor=2, env_kwargs=kwargs, vectorization=kind)
+            envs = make_vector_env(actors)
+            assert has_goals(actors, envs) == found
+            envs.close()
 
 
 def test_times_are_measured_for_the_number_of_goals() -> None:

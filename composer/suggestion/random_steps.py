@@ -70,7 +70,7 @@ def _step(setup: ActorSetup, budget_s: float, report: Report) -> list[float]:
             seen.step((time.perf_counter_ns() - start) / 1e3, actions, rewards, terminated, truncated)
             seen.compare(observations)
             report.beat()
-        return seen.numbers(envs.single_action_space, goals=has_goals(envs))
+        return seen.numbers(envs.single_action_space, goals=has_goals(setup.spec, envs))
     finally:
         close_envs(name, envs)
 

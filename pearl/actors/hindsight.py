@@ -89,15 +89,21 @@ def check_hindsight(
             )
 
 
-def has_goals(envs: gym.vector.VectorEnv[Any, Any, Any]) -> bool:
-    """Whether these environments, if they are in this process one by one, have goals and their rewards."""
-    for env in getattr(envs, "envs", ())[:1]:
-        try:
-            Goals.of(own_space(env), "")
-        except EnvError:
-            return False
-        return _function(env, "compute_reward") is not None
-    return False
+def has_goals(actors: ActorSpec, envs: gym.vector.VectorEnv[Any, Any, Any]) -> bool:
+    """Whether these environments of `actors` have goals and their rewards.
+
+    A further one is made and closed if they are in processes, or are stepped as one.
+    """
+    inner = getattr(envs, "envs", None)
+    asked = inner[0] if inner else make_single_envs(actors, 1)[0]
+    try:
+        Goals.of(own_space(asked), "")
+    except EnvError:
+        return False
+    finally:
+        if not inner:
+            close_envs(actors.env_name, asked)
+    return _function(asked, "compute_reward") is not None
 
 
 class Hindsight:
