@@ -113,7 +113,8 @@ class LearnersModel:
             return 0.0
         problem, every = self.problem, spec.average_every
         batch, ratio = problem.train.batch_size, problem.train.replay_ratio
-        collected = 0.0 if math.isinf(ratio) else batch / ratio * problem.transition.nbytes
+        step_nbytes = problem.train.rows_per_step * problem.transition.nbytes  # the ratio counts steps
+        collected = 0.0 if math.isinf(ratio) else batch / ratio * step_nbytes
         averaged = share.learners * self.parameters * _FLOAT_BYTES / every
         policy = self.weights * _FLOAT_BYTES / every if share.actors else 0.0
         there = share.learners / spec.count * collected + averaged + policy

@@ -160,6 +160,8 @@ def test_a_connection_carries_banks_averages_and_what_actors_send(problem: Probl
     assert model.pace_us(spec, shares) == pytest.approx(max(to_bank + averaged + policy, from_actors + averaged))
     free = dataclasses.replace(problem, train=dataclasses.replace(problem.train, replay_ratio=np.inf))
     assert model_of(free).pace_us(spec, shares) == pytest.approx(averaged + policy)
+    goals = dataclasses.replace(problem, train=dataclasses.replace(problem.train, hindsight_goals=4))
+    assert model_of(goals).pace_us(spec, shares) == pytest.approx(5 * from_actors + averaged), "five for each step"
 
 
 def test_layouts_fill_what_is_near_first() -> None:
