@@ -372,6 +372,15 @@ def test_an_end_of_another_cause_is_one_for_all_goals(explained: bool) -> None:
     assert ((rows["discount"] == 0) == (at_end & (not explained))).all()
 
 
+def test_an_actor_that_asks_for_many_rewards_shows_that_it_lives() -> None:
+    beats: list[int] = []
+    actors = ActorSpec("PearlCountUp-v0", env_kwargs={"kind": "single", "length": 3})
+    setup = ActorSetup(TinyDQN, {}, actors, TrainSpec(hindsight_goals=20), 3)
+    actor = Actor(setup, on_step=lambda: beats.append(1))
+    collect(actor, 1)
+    assert len(beats) >= 4 + 20 * 3, "of each step, and of each goal of the three steps of the episode"
+
+
 # --- in programs ------------------------------------------------------------------------------------------------------
 
 

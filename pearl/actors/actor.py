@@ -203,7 +203,7 @@ class _Episodes:
 class VectorActor(abc.ABC):
     """Base of all actors: a vector of environments, the newest policy, and the random numbers.
 
-    `on_step` is called after each step of all environments.
+    `on_step` is called after each step of all environments, and in longer work between two of them.
     """
 
     def __init__(
@@ -331,7 +331,7 @@ class Actor(VectorActor):
         self._hindsight: Hindsight | None = None
         if setup.train.hindsight_goals:
             rng = np.random.default_rng(self._goal_seed)
-            self._hindsight = Hindsight(setup.train, self.transition, setup.spec, self.envs, rng)
+            self._hindsight = Hindsight(setup.train, self.transition, setup.spec, self.envs, rng, on_call=on_step)
         self._explorer = make_explorer(
             self.policy.exploration, action_space, self._count, self.rng, setup.train.learning_starts
         )

@@ -111,7 +111,7 @@ class Hindsight:
 
     Each step of an environment brings `train.hindsight_goals` of these, once an episode has ended: as many as an ended
     episode brings in all, so that few wait. `envs` are the Actor's; a further one is made if they are in processes, or
-    are stepped as one.
+    are stepped as one. `on_call` is called after each call of its functions.
     """
 
     def __init__(
@@ -121,10 +121,12 @@ class Hindsight:
         actors: ActorSpec,
         envs: gym.vector.VectorEnv[Any, Any, Any],
         rng: np.random.Generator,
+        *,
+        on_call: Callable[[], None] = lambda: None,
     ) -> None:
         self._goals, self._count, self._rng = train.hindsight_goals, actors.envs_per_actor, rng
         self._n, self._discounts = train.n_step, train.gamma ** np.arange(train.n_step + 1)
-        self._env = actors.env_name
+        self._env, self._on_call = actors.env_name, on_call
         inner = getattr(envs, "envs", None)
         self._own: gym.Env[Any, Any] | None = None
         asked: gym.Env[Any, Any]
@@ -288,12 +290,14 @@ class Hindsight:
             if self._in_batches.get(name, False):
                 among = f", the first of {len(achieved)} pairs at once," if len(achieved) > 1 else ""
                 found = np.asarray(function(*pair, {}), np.float64)
+                self._on_call()
                 if found.size != len(achieved):
                     raise ValueError(f"it returned {found.size} numbers for {len(achieved)} pairs of goals")
                 return found.reshape(-1)
             found = np.empty(len(achieved))
             for row in range(len(achieved)):
                 found[row] = _one(function(pair[0][row], pair[1][row], {}))
+                self._on_call()
             return found
         except Exception as error:
             raise EnvError(
