@@ -549,6 +549,19 @@ def test_a_resumed_run_under_way_is_loaded_from_its_checkpoint(tmp_path: Path) -
         np.testing.assert_allclose(found.predict(obs), greedy(weights, obs, case), rtol=1e-4)
 
 
+def test_an_ended_run_needs_no_checkpoint(tmp_path: Path) -> None:
+    case = CASES["DDPG"]
+    ended = trained(case, 1)
+    run = run_folder(tmp_path, case, ended)  # at step 200
+    storage = DataStorage(TransitionSpec.from_spaces(case[1], case[2]), 8)
+    state = RunState({}, trained(case, 2), ReplayExperience(NativeReplayManager(8, seed=1), storage))
+    damaged = state.save(run / "checkpoints", Counters(env_steps=200, gradient_steps=20)) / "manifest.json"
+    damaged.write_text("{")
+    found, obs = pearl.load_policy(run), observations(case[1], 5)
+    assert (found.origin.which, found.origin.step) == ("last", 200)
+    np.testing.assert_allclose(found.predict(obs), greedy(ended, obs, case), rtol=1e-4)
+
+
 def test_checkpoints_elsewhere_are_loaded_if_they_are_the_runs_own(tmp_path: Path) -> None:
     case = CASES["DDPG"]
     mine, other = trained(case, 1), trained(case, 2)

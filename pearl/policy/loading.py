@@ -138,15 +138,15 @@ def _read_weights(run: Path, which: Which | None) -> tuple[Mapping[str, Stored],
     files = {"best": run / BEST_WEIGHTS, "last": run / LAST_WEIGHTS}
     chosen: Which = which or ("best" if files["best"].is_file() or not files["last"].is_file() else "last")
     file, checkpoints = files[chosen], checkpoints_of(run)
-    checkpoint = _latest_checkpoint(run, checkpoints)
+    checkpoint, has_ended = _latest_checkpoint(checkpoints), files["last"].is_file()
     ended = _origin_of(run, "last", files["last"]).step
-    if checkpoint is not None and ended is not None and step_of(checkpoint) > ended:  # the run was resumed since
+    is_resumed = checkpoint is not None and ended is not None and step_of(checkpoint) > ended
+    is_needed = is_resumed or not (file.is_file() or has_ended)
+    if checkpoint is not None and is_needed and _is_of(run, checkpoint):
         return _read_checkpoint(run, checkpoint, which)
     if file.is_file():
         return _read_tensors(file), _origin_of(run, chosen, file)
-    if checkpoint is not None and not files["last"].is_file():
-        return _read_checkpoint(run, checkpoint, which)
-    if files["last"].is_file():
+    if has_ended:
         raise PolicyError(
             f"{run} has no best weights: nothing was evaluated on the way (--eval-episodes, --eval-interval). "
             'Load the last ones, with which="last".'
@@ -157,19 +157,20 @@ def _read_weights(run: Path, which: Which | None) -> tuple[Mapping[str, Stored],
     )
 
 
-def _latest_checkpoint(run: Path, checkpoints: Path) -> Path | None:
-    """The run's newest checkpoint; None where there is none to be read, or another run has used the folder since."""
+def _latest_checkpoint(checkpoints: Path) -> Path | None:
+    """The newest checkpoint there; None where there is none to be read."""
     try:
-        found = latest_checkpoint(checkpoints)
+        return latest_checkpoint(checkpoints)
     except OSError as error:  # a folder elsewhere may be another user's: an ended run has its weights without it
         logger.debug("%s cannot be read: %s.", checkpoints, error)
         return None
-    if found is None:
-        return None
+
+
+def _is_of(run: Path, checkpoint: Path) -> bool:
+    """Whether the checkpoint is the run's, and not that of another run which has used its folder since."""
     # Checkpoints in the run's own folder name no run, so that it may be moved, unless it is another one's.
-    owner = read_manifest(found).counters.get(RUN_FOLDER)
-    is_ours = owner == str(run.resolve()) or (owner is None and is_own(checkpoints, run))
-    return found if is_ours else None
+    owner = read_manifest(checkpoint).counters.get(RUN_FOLDER)
+    return owner == str(run.resolve()) or (owner is None and is_own(checkpoint.parent, run))
 
 
 def _origin_of(run: Path, which: Which, file: Path) -> WeightsOrigin:
