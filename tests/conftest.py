@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import functools
+import importlib.machinery
+import importlib.util
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,11 +26,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write what the templates render now into tests/golden instead of comparing with it",
     )
+    parser.addoption("--cuda-module", help="a pearl._cuda to test in place of the one that is installed (`make races`)")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let the programs that tests start keep their bytecode: without, each compiles PEARL's modules again (0.3 s)."""
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    if path := config.getoption("--cuda-module"):
+        import pearl
+
+        loader = importlib.machinery.ExtensionFileLoader("pearl._cuda", path)
+        spec = importlib.util.spec_from_loader("pearl._cuda", loader)
+        assert spec is not None
+        pearl._cuda = sys.modules["pearl._cuda"] = importlib.util.module_from_spec(spec)
+        loader.exec_module(pearl._cuda)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

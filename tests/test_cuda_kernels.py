@@ -331,10 +331,35 @@ def test_a_refused_update_changes_nothing(emulator: _cuda.EmulatedQueue) -> None
     assert replay.retrieve([last]) == [9.0]
 
 
+RACES = [
+    ("pearl_reverse", "without_barrier"),
+    ("pearl_reverse_by_copies", "waiting_late"),
+    ("pearl_swap", "without_waiting"),
+    ("pearl_count", "without_barrier"),
+]
+
+
+@pytest.mark.skipif(not _cuda.FINDS_RACES, reason="this emulator does not find races: `make races`")
+@pytest.mark.parametrize(("order", "seed"), ORDERS)
+def test_races_are_errors_in_every_order_of_threads(order: str, seed: int) -> None:
+    queue = _cuda.EmulatedQueue(64, order, seed)
+    for kernel, mistake in RACES:
+        queue.control(kernel)
+        with pytest.raises(
+            DeviceError, match=r"A race: .* by thread \d+ of block 0 .* and .* by thread \d+ of block 0"
+        ):
+            queue.control(f"{kernel}_{mistake}")
+    with pytest.raises(DeviceError, match=r"written by thread \d+ .* and written by thread \d+"):
+        queue.control("pearl_same_value")
+    with pytest.raises(DeviceError, match=r"A race: .* of block (\d+) .* of block (?!\1 )\d+"):
+        queue.control("pearl_chain_of_blocks", 64)
+
+
 @pytest.mark.parametrize(
     ("kernel", "mistake"),
-    [("pearl_reverse", "without_barrier"), ("pearl_reverse_by_copies", "waiting_late")],
+    RACES[:2],
 )
+@pytest.mark.skipif(_cuda.FINDS_RACES, reason="then it is an error")
 def test_some_order_of_threads_shows_what_is_not_waited_for(kernel: str, mistake: str) -> None:
     """The control: kernels whose threads read their neighbours' values, which may not be there yet."""
     right = list(range(63, -1, -1))
@@ -343,6 +368,7 @@ def test_some_order_of_threads_shows_what_is_not_waited_for(kernel: str, mistake
     assert any(queue.control(f"{kernel}_{mistake}") != right for queue in queues)
 
 
+@pytest.mark.skipif(_cuda.FINDS_RACES, reason="then it is an error")
 def test_some_order_shows_blocks_that_rely_on_others_and_memory_that_was_not_written() -> None:
     for kernel, blocks in (("pearl_chain_of_blocks", 64), ("pearl_unwritten_memory", 1)):
         found = {tuple(_cuda.EmulatedQueue(64, order, seed).control(kernel, blocks)) for order, seed in ORDERS}

@@ -108,6 +108,7 @@ void bind_queues(py::module_& module) {
 PYBIND11_MODULE(_cuda, module) {
   module.doc() = "PEARL's primitives on CUDA devices.";
   module.attr("SOURCES_HASH") = pearl::device::device_sources_hash();
+  module.attr("FINDS_RACES") = pearl::emulator::races::kFound;
   py::module_::import("pearl._native");
   py::register_local_exception_translator(&pearl::translate_exception);
   pearl::device::bind_device_queue(module);

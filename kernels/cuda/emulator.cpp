@@ -27,7 +27,7 @@ namespace {
 constexpr std::size_t kStackBytes = std::size_t{128} << 10;
 constexpr unsigned kWarp = 32;
 
-enum class State { ready, at_barrier, at_cluster_barrier, in_shuffle, ended };
+enum class State { ready, at_barrier, at_cluster_barrier, at_warp_barrier, in_shuffle, ended };
 
 #ifdef __x86_64__
 
@@ -94,6 +94,8 @@ struct Copy {
   float* to;
   const float* from;
   std::size_t bytes;
+  bool made;
+  const void* code;  // which has started it
 };
 
 struct Fiber {
@@ -105,7 +107,8 @@ struct Fiber {
   std::uint64_t bits = 0;
   unsigned votes = 0;
   Source source;                          // of a barrier
-  std::vector<std::vector<Copy>> copies;  // not made yet, by groups; the last is not ended
+  std::vector<std::vector<Copy>> copies;  // not waited for yet, by groups; the last is not ended
+  races::Runner runner;
 };
 
 // The blocks that run at once, one after another.
@@ -134,6 +137,7 @@ void fill(void* memory, std::size_t bytes) { std::memset(memory, 0xFF, bytes); }
 void yield(State state) {
   Fiber& fiber = *block->running;
   fiber.state = state;
+  races::running = nullptr;
   switch_from(fiber.context, block->scheduler);
 }
 
@@ -172,7 +176,13 @@ bool release_all(std::size_t first, std::size_t end, State state) {
     if (block->fibers[t]->source.line() != line)
       throw DeviceError("The threads of a block wait at different barriers: in lines " + std::to_string(line) + " and " +
                         std::to_string(block->fibers[t]->source.line()) + ".");
-  for (std::size_t t = first; t < end; ++t) block->fibers[t]->state = State::ready;
+  for (std::size_t t = first; t < end; ++t) {
+    Fiber& fiber = *block->fibers[t];
+    fiber.state = State::ready;
+    fiber.runner.warp_waits += state == State::at_warp_barrier;
+    fiber.runner.block_waits += state == State::at_barrier;
+    fiber.runner.cluster_waits += state == State::at_cluster_barrier;
+  }
   return true;
 }
 
@@ -227,6 +237,10 @@ void run_clusters(std::span<const std::size_t> groups, const device::LaunchShape
   for (const BlockMemory& memory : owned) memories.push_back(memory.get());
   if (current.order != Order::ascending)
     for (const auto& [memory, bytes] : declared) fill(memory, bytes);
+  if constexpr (races::kFound) {
+    for (const BlockMemory& memory : owned) races::forget(memory.get(), shape.block_bytes);
+    for (const auto& [memory, bytes] : declared) races::forget(memory, bytes);
+  }
   for (std::size_t t = 0; t < threads; ++t) {
     Fiber& fiber = *current.fibers[t];
     const auto thread = static_cast<unsigned>(t % current.block_threads);
@@ -239,6 +253,11 @@ void run_clusters(std::span<const std::size_t> groups, const device::LaunchShape
                    size,
                    slot,
                    memories.data() + slot - rank};
+    fiber.runner = {.block = fiber.place.block.x,
+                    .cluster = size,
+                    .thread = static_cast<std::uint16_t>(thread),
+                    .stack = fiber.stack.get(),
+                    .stack_bytes = kStackBytes};
     fiber.copies.assign(1, {});
     fiber.state = State::ready;
     prepare(fiber.context, fiber.stack.get(), kStackBytes, &enter);
@@ -253,10 +272,11 @@ void run_clusters(std::span<const std::size_t> groups, const device::LaunchShape
       if (fiber.state == State::ready) {
         current.running = &fiber;
         here = &fiber.place;
+        races::running = &fiber.runner;
         switch_from(current.scheduler, fiber.context);
       }
       ended += fiber.state == State::ended;
-      waiting += fiber.state == State::at_barrier || fiber.state == State::at_cluster_barrier;
+      waiting += fiber.state != State::ended && fiber.state != State::in_shuffle;
     }
     if (ended == threads) return;
     bool released = false;
@@ -269,14 +289,23 @@ void run_clusters(std::span<const std::size_t> groups, const device::LaunchShape
     for (std::size_t first = 0; first < threads; first += current.block_threads) {
       const std::size_t end = first + current.block_threads;
       released |= release_all(first, end, State::at_barrier);
-      for (std::size_t warp = first; warp < end; warp += kWarp)
-        released |= release_shuffle(warp, std::min(warp + kWarp, end));
+      for (std::size_t warp = first; warp < end; warp += kWarp) {
+        const std::size_t last = std::min(warp + kWarp, end);
+        released |= release_all(warp, last, State::at_warp_barrier) || release_shuffle(warp, last);
+      }
     }
     if (!released)
       throw DeviceError("A kernel's threads wait for each other forever: of " + std::to_string(threads) +
                         " threads that run at once, " + std::to_string(waiting) + " are at a barrier and " +
                         std::to_string(ended) + " have ended.");
   }
+}
+
+// Its source is read when it is started, or at any time until it is waited for.
+void note_copy(const Copy& copy, races::Kind kind) {
+  if constexpr (!races::kFound) return;
+  races::note(races::Kind::read, copy.from, copy.bytes, copy.code);
+  races::note(kind, copy.to, copy.bytes, copy.code);
 }
 
 }  // namespace
@@ -295,6 +324,8 @@ void wait_for_block(const Source& source) {
 
 void wait_for_cluster() { yield(State::at_cluster_barrier); }
 
+void wait_for_warp() { yield(State::at_warp_barrier); }
+
 void start_copy(float* to, const float* from, std::size_t bytes) {
   const auto begin = reinterpret_cast<std::uintptr_t>(here->memories[here->rank]);
   const auto place = reinterpret_cast<std::uintptr_t>(to);
@@ -306,10 +337,9 @@ void start_copy(float* to, const float* from, std::size_t bytes) {
   }
   const bool at_once =
       block->order == Order::ascending || (block->order == Order::shuffled && (block->random() & 1u) != 0);
-  if (at_once)
-    std::memcpy(to, from, bytes);
-  else
-    block->running->copies.back().push_back({to, from, bytes});
+  if (at_once) std::memcpy(to, from, bytes);
+  block->running->copies.back().push_back({to, from, bytes, at_once, __builtin_return_address(0)});
+  note_copy(block->running->copies.back().back(), races::Kind::copy);
 }
 
 void end_copies() { block->running->copies.emplace_back(); }
@@ -317,7 +347,10 @@ void end_copies() { block->running->copies.emplace_back(); }
 void wait_for_copies(int later) {
   auto& copies = block->running->copies;
   while (copies.size() > static_cast<std::size_t>(later) + 1) {
-    for (const Copy& copy : copies.front()) std::memcpy(copy.to, copy.from, copy.bytes);
+    for (const Copy& copy : copies.front()) {
+      if (!copy.made) std::memcpy(copy.to, copy.from, copy.bytes);
+      note_copy(copy, races::Kind::copied);
+    }
     copies.erase(copies.begin());
   }
 }
@@ -361,11 +394,13 @@ void run(Call kernel, const device::LaunchShape& shape, const device::Argument* 
   while (fibers.size() < at_once * shape.cluster * block_threads) fibers.push_back(std::make_unique<Fiber>());
   Block current{kernel, arguments, count, fibers, block_threads, shape.block_bytes, order, std::mt19937_64(seed)};
   block = &current;
+  races::begin_launch();
   try {
     const std::vector<std::size_t> groups = in_turn(shape.groups);
     for (std::size_t done = 0; done < groups.size(); done += at_once)
       run_clusters(std::span(groups).subspan(done, std::min(at_once, groups.size() - done)), shape);
     if (!current.mistake.empty()) throw DeviceError(current.mistake);
+    if (!races::found().empty()) throw DeviceError(races::found());
   } catch (...) {
     block = nullptr;
     throw;

@@ -2,7 +2,7 @@
 // a fiber, which runs until a barrier or a shuffle. Where threads run in ascending order, so do clusters of blocks, one
 // after another; else some run at once. So a test sees wrong indices, missing barriers, blocks that rely on others of
 // their launch (in some order), reads of memory that a block has not written, and barriers that not all threads reach.
-// It sees neither races within an instruction nor the memory order of a GPU.
+// Built with PEARL_RACES, it finds races (races.hpp).
 #pragma once
 
 #define PEARL_CUDA_ON_HOST
@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "pearl/device/queue.hpp"
+#include "races.hpp"
 
 #define __global__
 #define __device__
@@ -43,24 +44,36 @@ struct Here {
 inline constexpr std::size_t kMostCluster = 8, kMostAtOnce = 8;  // blocks
 extern thread_local const Here* here;
 
-// Memory that a kernel declares, of each block that runs at once.
-template <class Type>
-struct DeclaredMemory {
-  DeclaredMemory();
-  Type blocks[kMostAtOnce];
-};
+// Functions whose accesses are not reported to races.hpp.
+#ifdef PEARL_RACES
+#define PEARL_NOT_REPORTED __attribute__((no_sanitize_thread, noinline))
+#else
+#define PEARL_NOT_REPORTED
+#endif
+
 // Adds memory that is filled, before blocks begin, with numbers that show where they are used; not where threads run in
 // ascending order, which is for tests of much else.
 void declare(void* memory, std::size_t bytes);
+
+// Memory that a kernel declares, of each block that runs at once.
 template <class Type>
-DeclaredMemory<Type>::DeclaredMemory() {
-  declare(blocks, sizeof blocks);
-}
+struct DeclaredMemory {
+  Type blocks[kMostAtOnce];
+  bool declared;
+
+  PEARL_NOT_REPORTED Type& of_block() {
+    if (!declared) declare(blocks, sizeof blocks);
+    declared = true;
+    return blocks[here->slot];
+  }
+};
 
 // Waits for all threads of the block, at one place of the source, or of all blocks of the cluster.
 using Source = std::source_location;
 void wait_for_block(const Source& source);
 void wait_for_cluster();
+// Waits for all threads of the warp.
+void wait_for_warp();
 // Copies of the running thread which it must wait for: made at once, when it waits, or one or the other, as threads run
 // in ascending, descending or shuffled order. Those since the last end_copies() are one group; wait_for_copies() does
 // not wait for the last `later` groups.
@@ -162,7 +175,7 @@ struct Registered {
 inline void __syncthreads(const std::source_location& source = std::source_location::current()) {
   pearl::emulator::wait_for_block(source);
 }
-inline void __syncwarp() {}  // here no instruction needs a warp's threads at one place
+inline void __syncwarp() { pearl::emulator::wait_for_warp(); }
 
 namespace pearl::emulator {
 
@@ -203,15 +216,38 @@ inline unsigned __ballot_sync(unsigned mask, bool wanted) { return pearl::emulat
 inline int __popc(unsigned bits) { return std::popcount(bits); }
 
 // All fibers of a launch run on one host thread.
+namespace pearl::emulator {
+
+template <class T, class Change>
+PEARL_NOT_REPORTED T changed_atomically(T* at, Change change) {
+  if constexpr (races::kFound) races::note(races::Kind::atomic_write, at, sizeof *at, __builtin_return_address(0));
+  const T before = *at;
+  *at = change(before);
+  return before;
+}
+
+template <class T>
+PEARL_NOT_REPORTED T glance(const T& at) {
+  if constexpr (races::kFound) races::note(races::Kind::atomic_read, &at, sizeof at, __builtin_return_address(0));
+  return at;
+}
+
+template <class T>
+void write_alike(T& at, T value) {
+  changed_atomically(&at, [value](T) { return value; });
+}
+
+}  // namespace pearl::emulator
+
 template <class T>
 T atomicAdd(T* at, T value) {
-  return std::exchange(*at, *at + value);
+  return pearl::emulator::changed_atomically(at, [value](T before) { return before + value; });
 }
 template <class T>
 T atomicMin(T* at, T value) {
-  return std::exchange(*at, value < *at ? value : *at);
+  return pearl::emulator::changed_atomically(at, [value](T before) { return value < before ? value : before; });
 }
 template <class T>
 T atomicMax(T* at, T value) {
-  return std::exchange(*at, *at < value ? value : *at);
+  return pearl::emulator::changed_atomically(at, [value](T before) { return before < value ? value : before; });
 }

@@ -87,6 +87,39 @@ PEARL_KERNEL pearl_reverse_by_blocks_that_do_not_meet(std::int32_t* x) { reverse
 
 PEARL_KERNEL pearl_reverse_by_blocks_that_leave(std::int32_t* x) { reverse_by_blocks(x, true, false); }
 
+// The lanes of a warp exchange neighbours' values.
+void swap_in_warps(std::int32_t* x, bool wait) {
+  __shared__ std::int32_t held[kThreads];
+  held[threadIdx.x] = x[threadIdx.x];
+  if (wait) __syncwarp();
+  // A shuffle waits for the warp too, but orders no memory.
+  const unsigned other = __shfl_xor_sync(~0u, threadIdx.x, 1, pearl::device::kWarp);
+  x[threadIdx.x] = held[other];
+}
+
+PEARL_KERNEL pearl_swap(std::int32_t* x) { swap_in_warps(x, true); }
+
+PEARL_KERNEL pearl_swap_without_waiting(std::int32_t* x) { swap_in_warps(x, false); }
+
+// Every thread counts itself, and writes what it finds.
+void count_threads(std::int32_t* x, bool wait) {
+  const pearl::device::Place place = pearl::device::place_here();
+  const std::int32_t before = x[threadIdx.x];
+  pearl::device::barrier(place);
+  const pearl::device::Atomic count(x[0]);
+  count.fetch_add(1);
+  if (wait) pearl::device::barrier(place);
+  const std::int32_t found = wait ? x[0] : before;
+  if (wait) pearl::device::barrier(place);
+  x[threadIdx.x] = found;
+}
+
+PEARL_KERNEL pearl_count(std::int32_t* x) { count_threads(x, true); }
+
+PEARL_KERNEL pearl_count_without_barrier(std::int32_t* x) { count_threads(x, false); }
+
+PEARL_KERNEL pearl_same_value(std::int32_t* x) { x[kThreads - 1] = 0; }
+
 PEARL_KERNEL pearl_two_arguments(std::int32_t* x, float) { x[0] = 0; }
 
 using pearl::emulator::call;
@@ -96,6 +129,8 @@ const pearl::emulator::Registered registered{{
     {"controls", "", "pearl_copy_at_the_end", &call<pearl_copy_at_the_end>},
     {"controls", "", "pearl_copy_beyond", &call<pearl_copy_beyond>},
     {"controls", "", "pearl_copy_unaligned", &call<pearl_copy_unaligned>},
+    {"controls", "", "pearl_count", &call<pearl_count>},
+    {"controls", "", "pearl_count_without_barrier", &call<pearl_count_without_barrier>},
     {"controls", "", "pearl_half_a_barrier", &call<pearl_half_a_barrier>},
     {"controls", "", "pearl_reverse", &call<pearl_reverse>},
     {"controls", "", "pearl_reverse_by_blocks", &call<pearl_reverse_by_blocks>},
@@ -104,6 +139,9 @@ const pearl::emulator::Registered registered{{
     {"controls", "", "pearl_reverse_by_copies", &call<pearl_reverse_by_copies>},
     {"controls", "", "pearl_reverse_by_copies_waiting_late", &call<pearl_reverse_by_copies_waiting_late>},
     {"controls", "", "pearl_reverse_without_barrier", &call<pearl_reverse_without_barrier>},
+    {"controls", "", "pearl_same_value", &call<pearl_same_value>},
+    {"controls", "", "pearl_swap", &call<pearl_swap>},
+    {"controls", "", "pearl_swap_without_waiting", &call<pearl_swap_without_waiting>},
     {"controls", "", "pearl_two_arguments", &call<pearl_two_arguments>},
     {"controls", "", "pearl_two_barriers", &call<pearl_two_barriers>},
     {"controls", "", "pearl_unwritten_memory", &call<pearl_unwritten_memory>},

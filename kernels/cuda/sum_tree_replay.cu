@@ -91,9 +91,10 @@ struct Change {
 PEARL_DEVICE void apply(const ReplayMemory& replay, const UpdateItem& item, std::uint32_t before, std::int32_t scale,
                         Change& change) {
   const std::uint32_t priority = raised(replay, item.bits), leaf = leaf_of(replay, priority, scale);
-  replay.leaves[item.slot] = leaf;
-  replay.slots[item.slot].priority = priority;
-  replay.slots[item.slot].claim = 0;
+  // Threads with another item of this slot may be looking at it.
+  Atomic<std::uint32_t>(replay.leaves[item.slot]).store(leaf);
+  Atomic<std::uint32_t>(replay.slots[item.slot].priority).store(priority);
+  Atomic<std::uint32_t>(replay.slots[item.slot].claim).store(0);
   const std::uint64_t difference = std::uint64_t{leaf} - before;  // modulo 2^64, as all sums
   change.total += difference;
   change.large += std::uint64_t{large(leaf)} - large(before);
@@ -122,7 +123,7 @@ PEARL_KERNEL pearl_update(const ReplayMemory* memory, const std::int64_t* indice
   if (failed) return;
   ReplaySlot held[kKept];
 #pragma unroll
-  for (unsigned u = 0; u < kKept; ++u) held[u] = replay.slots[slot_to_load(replay, kept[u])];
+  for (unsigned u = 0; u < kKept; ++u) held[u] = glance(replay.slots[slot_to_load(replay, kept[u])]);
   Updated updated{};
 #pragma unroll
   for (unsigned u = 0; u < kKept; ++u) {
@@ -131,7 +132,7 @@ PEARL_KERNEL pearl_update(const ReplayMemory* memory, const std::int64_t* indice
   }
   const auto checked = [&](std::uint64_t i) {
     UpdateItem item = item_of(indices, priorities, generations, i, count);
-    check_item(replay, replay.slots[slot_to_load(replay, item)], by_generation, item);
+    check_item(replay, glance(replay.slots[slot_to_load(replay, item)]), by_generation, item);
     return item;
   };
   const std::uint64_t rest = kKept * place.lanes + place.lane;
@@ -140,7 +141,7 @@ PEARL_KERNEL pearl_update(const ReplayMemory* memory, const std::int64_t* indice
   if (updated.highest == kNowhere) {
     for (std::uint64_t i = place.lane; i < count; i += place.lanes) {
       const auto slot = static_cast<std::uint64_t>(indices[i]);
-      if (slot < replay.capacity) replay.slots[slot].claim = 0;
+      if (slot < replay.capacity) Atomic<std::uint32_t>(replay.slots[slot].claim).store(0);
     }
     return refuse(replay, place, indices, priorities, count, *refusal);
   }

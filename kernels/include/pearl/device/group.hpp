@@ -49,6 +49,16 @@ template <class T>
 using Atomic = sycl::atomic_ref<T, sycl::memory_order::relaxed, sycl::memory_scope::device,
                                 sycl::access::address_space::global_space>;
 
+// As on CUDA.
+template <class T>
+T glance(const T& at) {
+  return at;
+}
+template <class T>
+void write_alike(T& at, T value) {
+  at = value;
+}
+
 }  // namespace pearl::device
 
 #elif defined(PEARL_CUDA_KERNELS)
@@ -59,7 +69,7 @@ using Atomic = sycl::atomic_ref<T, sycl::memory_order::relaxed, sycl::memory_sco
 #define PEARL_KERNEL_OF(threads) static void
 #define PEARL_SHARED(Type, name)                                              \
   static thread_local pearl::emulator::DeclaredMemory<Type> name##_of_blocks; \
-  Type& name = name##_of_blocks.blocks[pearl::emulator::here->slot]
+  Type& name = name##_of_blocks.of_block()
 #else
 #define PEARL_KERNEL_OF(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
 #define PEARL_SHARED(Type, name) __shared__ Type name
@@ -237,6 +247,22 @@ class Atomic {
  private:
   T* value_;
 };
+
+// Races that do no harm. glance(): what is there by one load, while others may change it by atomics. write_alike(): others
+// may write the same value.
+#ifdef PEARL_CUDA_ON_HOST
+using emulator::glance;
+using emulator::write_alike;
+#else
+template <class T>
+PEARL_DEVICE T glance(const T& at) {
+  return at;
+}
+template <class T>
+PEARL_DEVICE void write_alike(T& at, T value) {
+  at = value;
+}
+#endif
 
 }  // namespace pearl::device
 

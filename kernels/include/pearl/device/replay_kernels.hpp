@@ -125,7 +125,7 @@ PEARL_DEVICE std::uint32_t draw_item(const ReplayMemory& replay, const Place& pl
   } else if (replay.written != nullptr) {
     slot = static_cast<std::uint64_t>(replay.written[target]);
   }
-  const ReplaySlot held = replay.slots[slot];
+  const ReplaySlot held = glance(replay.slots[slot]);  // others may count a draw of it
   if (!real || place.lane % kTeam != 0) return leaf;
   batch.indices[i] = static_cast<std::int64_t>(slot);
   batch.leaves[i] = leaf;
@@ -155,7 +155,7 @@ PEARL_DEVICE void sum_parents(const ReplayMemory& replay, const Place& place, co
     const auto parent = [&](std::uint64_t i) {
       return all ? i : static_cast<std::uint64_t>(indices[i]) >> shift * (level + 1);
     };
-    const auto store = [&](std::uint64_t i, std::uint64_t sum) { sums[parent(i)] = sum; };
+    const auto store = [&](std::uint64_t i, std::uint64_t sum) { write_alike(sums[parent(i)], sum); };
     const std::uint64_t parents = all ? replay.nodes[level] : count;
     if (level > 0)
       sum_families(place, parents, fanout, [&](std::uint64_t i) { return below + (parent(i) << shift); }, store);
