@@ -517,6 +517,29 @@ def test_the_check_brings_all_that_pearl_and_its_tests_need(monkeypatch: pytest.
     assert {each for each in needed - {*gpu_check.PACKAGES} if not each.startswith(("torch", "tomli"))} == set()
 
 
+class Words(dict[str, bool]):
+    """Which words are in a test's name, as `pytest -k` looks for them."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name.lower()
+
+    def __missing__(self, word: str) -> bool:
+        return word.lower() in self._name
+
+
+def test_the_check_runs_all_tests_of_the_learners_blocks_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(KERNELS.parent))
+    from benchmarks import gpu_check
+
+    file = "test_device_learner.py"
+    assert f"tests/{file}" in gpu_check.TESTS
+    named = re.findall(r"^def (test_\w+)", (Path(__file__).parent / file).read_text(), re.MULTILINE)
+    assert "test_passes_side_by_side_are_those_one_after_the_other" in named
+    left_out = {name for name in named if not eval(gpu_check.CHOSEN, {}, Words(f"{file} {name}"))}
+    assert not left_out
+
+
 @pytest.mark.parametrize("changed", ["kernels/cuda/std/array", "runtime_templates/page.j2", "CMakeLists.txt"])
 def test_the_check_sees_changes_of_all_that_is_built(
     changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
