@@ -76,11 +76,26 @@ def ended(words: Sequence[str], limit_s: float, env: Mapping[str, str] | None = 
 
 
 def build(wheels: Path | None, limit_s: float) -> None:
-    """Install what is missing, and PEARL in place with its kernels."""
+    """Install what is missing, and PEARL in place with its kernels; nothing if torch finds no GPU."""
+    said, code = ended([sys.executable, "-c", _FINDS_GPU], limit_s)
+    if code:
+        raise SystemExit(said.strip())
+    print(said, end="", flush=True)
     offline = ["--no-index", "--find-links", wheels] if wheels else []
     pip = (sys.executable, "-m", "pip", "install", "--quiet")
     run(*pip, *offline, *PACKAGES, limit_s=limit_s)
     run(*pip, "--no-deps", "--no-build-isolation", "--no-index", "--editable", ".", limit_s=limit_s)
+
+
+_FINDS_GPU = f"""
+try:
+    import torch
+except ImportError as error:
+    raise SystemExit(f"PyTorch, which is taken from the machine, cannot be imported: {{error}}.")
+if not torch.cuda.is_available():
+    raise SystemExit(f"torch {{torch.__version__}} finds no CUDA device. It needs a GPU and PyTorch's CUDA build.")
+print(f"torch {{torch.__version__}}, {{torch.cuda.get_device_name({DEVICE!r})}}")
+"""
 
 
 def tests(_: Path | None, limit_s: float) -> None:

@@ -517,6 +517,18 @@ def test_the_check_brings_all_that_pearl_and_its_tests_need(monkeypatch: pytest.
     assert {each for each in needed - {*gpu_check.PACKAGES} if not each.startswith(("torch", "tomli"))} == set()
 
 
+def test_the_check_builds_nothing_where_torch_finds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(KERNELS.parent))
+    from benchmarks import gpu_check
+
+    ran: list[object] = []
+    monkeypatch.setattr(gpu_check, "run", lambda *words, **_: ran.append(words))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(SystemExit, match=r"torch \S+ finds no CUDA device"):
+        gpu_check.build(None, 60)
+    assert not ran
+
+
 class Words(dict[str, bool]):
     """Which words are in a test's name, as `pytest -k` looks for them."""
 
