@@ -178,7 +178,8 @@ def main() -> None:
         for_it = ("--python-version", arguments.python_version, "--only-binary", ":all:")
         wanted = arguments.only or PACKAGES
         for_it = (*for_it, "--no-deps") if arguments.only else for_it
-        run(sys.executable, "-m", "pip", "download", *for_it, "--dest", arguments.download, *wanted, limit_s=3600)
+        folder = arguments.download.resolve()  # commands run in the repository's
+        run(sys.executable, "-m", "pip", "download", *for_it, "--dest", folder, *wanted, limit_s=3600)
         return
     sources = sources_hash()
     state = json.loads(STATE.read_text()) if STATE.exists() else {}

@@ -517,6 +517,19 @@ def test_the_check_brings_all_that_pearl_and_its_tests_need(monkeypatch: pytest.
     assert {each for each in needed - {*gpu_check.PACKAGES} if not each.startswith(("torch", "tomli"))} == set()
 
 
+def test_the_check_downloads_to_the_folder_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(KERNELS.parent))
+    from benchmarks import gpu_check
+
+    ran: list[tuple[object, ...]] = []
+    monkeypatch.setattr(gpu_check, "run", lambda *words, **_: ran.append(words))
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--download", "wheels"])
+    monkeypatch.chdir(tmp_path)  # commands run in another one
+    gpu_check.main()
+    (words,) = ran
+    assert words[words.index("--dest") + 1] == tmp_path / "wheels"
+
+
 def test_the_check_builds_nothing_where_torch_finds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(KERNELS.parent))
     from benchmarks import gpu_check
