@@ -109,9 +109,16 @@ def tests(_: Path | None, limit_s: float) -> None:
     run(*pytest, "-m", "cuda", "tests", limit_s=limit_s, env=on_gpu)
 
 
+def find_sanitizer() -> str | None:
+    """compute-sanitizer on the PATH or in a toolkit, which often is not on it."""
+    homes = [home for name in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(name))]
+    folders = [os.environ.get("PATH", ""), *(f"{home}/bin" for home in (*homes, "/usr/local/cuda"))]
+    return shutil.which("compute-sanitizer", path=os.pathsep.join(folders))
+
+
 def sanitizer(_: Path | None, limit_s: float) -> None:
     """Memcheck, synccheck and racecheck; a kernel that is wrong on purpose must be found."""
-    tool = shutil.which("compute-sanitizer")
+    tool = find_sanitizer()
     if tool is None:
         raise SystemExit("compute-sanitizer is not installed: it is part of the CUDA toolkit.")
     # Torch's kernels and its calls that may fail are not what is checked.

@@ -530,6 +530,23 @@ def test_the_check_downloads_to_the_folder_that_is_asked_for(tmp_path: Path, mon
     assert words[words.index("--dest") + 1] == tmp_path / "wheels"
 
 
+def test_the_check_finds_compute_sanitizer_in_a_toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(KERNELS.parent))
+    from benchmarks import gpu_check
+
+    tool = tmp_path / "bin" / "compute-sanitizer"
+    tool.parent.mkdir()
+    tool.touch(mode=0o755)
+    ran: list[tuple[object, ...]] = []
+    monkeypatch.setattr(gpu_check, "run", lambda *words, **_: ran.append(words))
+    found = "Invalid __global__ write of size 4 bytes at pearl_write_out_of_bounds"
+    monkeypatch.setattr(gpu_check, "ended", lambda *_: (found, 9))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    gpu_check.sanitizer(None, 60)
+    assert {words[0] for words in ran} == {str(tool)}
+
+
 def test_the_check_builds_nothing_where_torch_finds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(KERNELS.parent))
     from benchmarks import gpu_check
