@@ -195,6 +195,17 @@ def test_an_environment_without_goals_is_named() -> None:
         Goals.of(spaces.Dict({"a": spaces.Discrete(2)}), "Odd-v0")
 
 
+def test_the_further_environment_is_closed_where_it_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+    monkeypatch.setattr(CountUp, "close", lambda env: closed.append(env))
+    actors = ActorSpec("PearlCountUp-v0", env_kwargs={"kind": "no reward"})
+    transition = TransitionSpec.from_spaces(spaces.Box(-1, 9, (6,)), spaces.Discrete(3))
+    stepped_as_one: Any = SimpleNamespace()
+    with pytest.raises(EnvError, match="which it does not have"):
+        hindsight.Hindsight(TrainSpec(hindsight_goals=1), transition, actors, stepped_as_one, np.random.default_rng(0))
+    assert len(closed) == 1
+
+
 def test_an_environment_that_is_only_a_vector_is_named() -> None:
     gym.register("PearlOnlyCounts-v0", vector_entry_point=next_step_vector)
     try:

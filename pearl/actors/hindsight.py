@@ -127,29 +127,13 @@ class Hindsight:
         self._goals, self._count, self._rng = train.hindsight_goals, actors.envs_per_actor, rng
         self._n, self._discounts = train.n_step, train.gamma ** np.arange(train.n_step + 1)
         self._env, self._on_call = actors.env_name, on_call
-        inner = getattr(envs, "envs", None)
-        self._own: gym.Env[Any, Any] | None = None
-        asked: gym.Env[Any, Any]
-        if inner:
-            asked = inner[0]
-        else:
-            asked = self._own = make_single_envs(actors, 1)[0]
-            if isinstance(asked.unwrapped, SingleEnv):
-                close_envs(self._env, asked)
-                raise EnvError(
-                    f"hindsight_goals asks a single environment for the rewards of other goals, and {self._env} can be "
-                    "made only as a vector. Register it with an entry_point, too, or set hindsight_goals to 0."
-                )
-            self._own.reset(seed=int(rng.integers(1 << 31)))  # what its methods use may begin there
-        self._places = Goals.of(own_space(asked), self._env)
-        self._reward = _function(asked, "compute_reward")
-        if self._reward is None:
-            raise EnvError(
-                f"hindsight_goals needs a method compute_reward(achieved_goal, desired_goal, info) of {self._env}, "
-                "which it does not have: it says what reward another goal would have brought. Define it, or set "
-                "hindsight_goals to 0."
-            )
-        self._terminated = _function(asked, "compute_terminated")
+        inner: Any = getattr(envs, "envs", None)
+        self._own: gym.Env[Any, Any] | None = None if inner else make_single_envs(actors, 1)[0]
+        try:
+            self._ask(inner[0] if self._own is None else self._own)
+        except BaseException:
+            self.close()
+            raise
         self._in_batches: dict[str, bool] = {}
         self._has_compared = False
         self._everywhere = np.arange(self._count)
@@ -160,6 +144,25 @@ class Hindsight:
         self._kept: dict[str, np.ndarray] = {}
         self._make_room(64)
         self._waiting: deque[_Relabelled] = deque()
+
+    def _ask(self, env: gym.Env[Any, Any]) -> None:
+        """Take the goals of `env`, and its functions of them. Raises EnvError where it lacks them."""
+        if env is self._own:
+            if isinstance(env.unwrapped, SingleEnv):
+                raise EnvError(
+                    f"hindsight_goals asks a single environment for the rewards of other goals, and {self._env} can be "
+                    "made only as a vector. Register it with an entry_point, too, or set hindsight_goals to 0."
+                )
+            env.reset(seed=int(self._rng.integers(1 << 31)))  # what its methods use may begin there
+        self._places = Goals.of(own_space(env), self._env)
+        self._reward = _function(env, "compute_reward")
+        if self._reward is None:
+            raise EnvError(
+                f"hindsight_goals needs a method compute_reward(achieved_goal, desired_goal, info) of {self._env}, "
+                "which it does not have: it says what reward another goal would have brought. Define it, or set "
+                "hindsight_goals to 0."
+            )
+        self._terminated = _function(env, "compute_terminated")
 
     def clear(self) -> None:
         """Forget the episodes under way, and what waits."""
