@@ -99,6 +99,24 @@ class ImageEnv(CountEnv):
         return np.full((1, 6, 6), 200 + self._step, np.uint8), *rest  # type: ignore[return-value]
 
 
+class RaisingEnv(CountEnv):
+    """Numbers too small for float32, and code that makes NumPy raise; `float_bytes` instead of bytes."""
+
+    def __init__(self, float_bytes: float = 0.0) -> None:
+        super().__init__()
+        self.observation_space, self._shown = spaces.Box(0, 1, (4,), np.float64), np.full(4, 1e-300)
+        if float_bytes:
+            self.observation_space, self._shown = spaces.Box(0, 255, (4,), np.uint8), np.full(4, float_bytes)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        np.seterr(all="raise")
+        return self._shown, super().reset(seed=seed)[1]
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        assert np.geterr()["under"] == "raise", "as its own code says"
+        return self._shown, 1e-310, *super().step(action)[2:]  # type: ignore[return-value]
+
+
 class ControlEnv(gym.Env[np.ndarray, np.ndarray]):
     """Episodes of four steps; the observation is the last action, so that what was done can be read."""
 
@@ -181,6 +199,7 @@ class CarelessVector(NextStepVector):
 gym.register("PearlCareless-v0", vector_entry_point=CarelessVector)
 gym.register("PearlCount-v0", lambda **k: CountEnv(**k), vector_entry_point=NextStepVector, disable_env_checker=True)
 gym.register("PearlSharing-v0", lambda **k: SharingEnv(**k), disable_env_checker=True)
+gym.register("PearlRaising-v0", lambda **k: RaisingEnv(**k), disable_env_checker=True)
 gym.register("PearlImage-v0", lambda **_: ImageEnv(), disable_env_checker=True)
 gym.register("PearlControl-v0", lambda **_: ControlEnv(), disable_env_checker=True)
 gym.register("PearlStrict-v0", lambda **k: StrictEnv(**k), disable_env_checker=True)
@@ -652,6 +671,16 @@ def test_rewards_that_are_no_numbers_are_refused(kind: str, found: str) -> None:
     with pytest.raises(EnvError, match=rf"PearlOddRewards-v0 returned {found} as the reward of a step, .* one number"):
         collect(odd, 1)
     assert (joined(collect(setup_of("PearlOddRewards-v0", env_kwargs={"kind": "element"}), 1))["reward"] == 1.5).all()
+
+
+def test_numbers_are_converted_whatever_the_environment_makes_numpy_raise() -> None:
+    setup, before = setup_of("PearlRaising-v0"), np.geterr()
+    found = joined(collect(setup, 3))
+    assert (found["obs"] == 0).all()
+    assert (found["reward"] == 0).all()
+    played = evaluate(Watchful(spaces.Box(0, 1, (4,)), spaces.Discrete(3)), setup.spec, 2, seed=0)
+    assert played is not None
+    assert np.geterr() == before
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextvars
 import math
 import time
 import warnings
@@ -25,6 +26,7 @@ from pearl.actors.running_statistics import ActorStatistics
 from pearl.actors.sequence_window import SequenceWindow
 from pearl.actors.served_policy import PolicyService, ServedPolicy
 from pearl.actors.vectorization import autoreset_mode
+from pearl.error_state import own_error_state
 from pearl.errors import ConfigurationError, EnvError, TrainerError
 from pearl.exploration import Exploration, PolicySampling, make_explorer
 from pearl.rollout.columns import message_fields
@@ -210,7 +212,8 @@ class VectorActor(abc.ABC):
         self, setup: ActorSetup, trainer: TrainerLike | None = None, *, on_step: Callable[[], None] = lambda: None
     ) -> None:
         self.setup, self._on_step = setup, on_step
-        self.envs: gym.vector.VectorEnv[Any, Any, Any] = make_vector_env(setup.spec)
+        self._in_envs = contextvars.copy_context().run  # where NumPy keeps what their code sets by np.seterr
+        self.envs: gym.vector.VectorEnv[Any, Any, Any] = self._in_envs(make_vector_env, setup.spec)
         observation_space, action_space = self.envs.single_observation_space, self.envs.single_action_space
         self.trainer = trainer
         self.policy: Policy
@@ -266,6 +269,7 @@ class VectorActor(abc.ABC):
         self.policy.load_weights(weights)
         self._loaded_version = version
 
+    @own_error_state()
     def load_statistics(self, flat: np.ndarray) -> None:
         """Take the run's statistics, which `pearl.runtime.statistics` publishes, for the next message."""
         assert self.statistics is not None
@@ -275,9 +279,10 @@ class VectorActor(abc.ABC):
     def collect(self, message: Mapping[str, np.ndarray], longest_s: float = math.inf) -> int:
         """Fill the arrays of a DCQ message; return the rows filled."""
 
+    @own_error_state()
     def _first_observations(self, seed: int | None) -> np.ndarray:
         """Reset all environments; their observations `(envs, *obs)`."""
-        obs, info = self.envs.reset(seed=seed)
+        obs, info = self._in_envs(self.envs.reset, seed=seed)
         # Later ones would take time, and a vector of the environment's own errs from the first on.
         shape = (self._count, *self.transition.observation_shape)
         check_observations(self.envs.single_observation_space, obs, shape, self.setup.spec.env_name)
@@ -378,6 +383,7 @@ class Actor(VectorActor):
         self._ended, self._any_ended = np.zeros(self._count, bool), False
         self._episodes = _Episodes(self._count)
 
+    @own_error_state()
     def collect(self, message: Mapping[str, np.ndarray], longest_s: float = math.inf) -> int:
         """Run `steps_per_message` vector steps into the arrays of a DCQ message; return the rows filled.
 
@@ -418,7 +424,7 @@ class Actor(VectorActor):
     def _step(self, message: Mapping[str, np.ndarray], row: int, episodes: int) -> tuple[int, int, int]:
         state = None if self._memory is None else self._memory.now
         action = self._explorer.apply(self._policy_action(), self.env_steps, self._masks)
-        next_obs, reward, terminated, truncated, info = self.envs.step(self._taken(action))
+        next_obs, reward, terminated, truncated, info = self._in_envs(self.envs.step, self._taken(action))
         if not _all_finite(np.asarray(reward, np.float32)):  # as it is stored
             raise EnvError(self._not_finite("a reward", np.asarray(reward, np.float32)))
         done = terminated | truncated

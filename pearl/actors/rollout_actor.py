@@ -17,6 +17,7 @@ from pearl.actors.actor import (
     RecurrentRolloutPolicy,
     VectorActor,
 )
+from pearl.error_state import own_error_state
 from pearl.errors import EnvError, TrainerError
 from pearl.rollout.columns import BONUS, END, ENDED, GOES_ON, LAST_VALUE, LOG_PROB, NO_STEP, VALUE
 from pearl.spec import ACTION, ACTION_MASK, OBS, REWARD, STATE
@@ -67,6 +68,7 @@ class RolloutActor(VectorActor):
         self._any_ended = False
         self._returns, self._lengths = np.zeros(self._count), np.zeros(self._count, np.int64)
 
+    @own_error_state()
     def collect(self, message: Mapping[str, np.ndarray], longest_s: float = math.inf) -> int:
         """Run the whole horizon, however long it takes, into the arrays of a DCQ message; return the rows filled."""
         horizon, count = self._horizon, self._count
@@ -90,7 +92,7 @@ class RolloutActor(VectorActor):
                 assert states is not None
                 self._record_state(states, t, memory)
                 drawn[:], log_prob[t], value[t] = self._explore_from(obs[t], noise[t], memory)
-            next_obs, reward[t], terminated, truncated, info = step(taken(drawn))
+            next_obs, reward[t], terminated, truncated, info = self._in_envs(step, taken(drawn))
             done = terminated | truncated
             if self._mask_reader is not None:
                 self._masks = self._mask_reader.batch(info, np.zeros_like(done) if self._same_step else done)

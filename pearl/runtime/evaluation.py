@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import logging
 import math
@@ -27,6 +28,7 @@ from pearl.algorithms.trainer import (
     storing,
     uses_masks,
 )
+from pearl.error_state import own_error_state
 from pearl.errors import EnvError, PearlError
 from pearl.lazy_torch import torch
 from pearl.runtime.options import Options
@@ -67,13 +69,14 @@ class EvaluationEnvs:
         self.spec = spec
         self.most_steps = most_steps
         self._envs: list[gym.Env[Any, Any]] = []
+        self.call = contextvars.copy_context().run  # of their methods: NumPy keeps there what they set by np.seterr
         self.has_warned = False
 
     def first(self, count: int) -> list[gym.Env[Any, Any]]:
         """`count` environments, the same at each call. Raises EnvError where they cannot be made."""
         if (missing := count - len(self._envs)) > 0:
             # Separate environments: a vector would keep stepping those that are done.
-            self._envs += make_single_envs(self.spec, missing)
+            self._envs += self.call(make_single_envs, self.spec, missing)
         return self._envs[:count]
 
     def is_too_long(self, length: int) -> bool:
@@ -200,6 +203,7 @@ def play(
         raise EnvError(f"The environment {name} or the policy failed in the evaluation.\n{detail}") from error
 
 
+@own_error_state()
 def _play(
     act: Callable[..., Any],
     made: EvaluationEnvs,
@@ -222,7 +226,7 @@ def _play(
     first_state = np.empty((count, 0), np.float32) if initial_state is None else initial_state(count)
     state = first_state.copy()
     for number, env in enumerate(envs):
-        seen, info = env.reset(seed=seed + number)
+        seen, info = made.call(env.reset, seed=seed + number)
         obs[number] = require_shape(seen, shape, name)
         if reader is not None:
             masks[number] = reader.one(info)
@@ -244,7 +248,9 @@ def _play(
             if number % _ENVS_PER_CHECK == _ENVS_PER_CHECK - 1 and should_stop():
                 return None
             # Of whole numbers Python's own, which environments check in a third of the time.
-            seen, reward, terminated, truncated, info = envs[number].step(int(action) if is_number else action)
+            seen, reward, terminated, truncated, info = made.call(
+                envs[number].step, int(action) if is_number else action
+            )
             obs[number] = require_shape(seen, shape, name)
             running[number] += float(reward)
             length[number] += 1
@@ -257,7 +263,7 @@ def _play(
                 state[number] = first_state[number]
                 left[number] -= 1
                 if left[number]:
-                    seen, info = envs[number].reset()
+                    seen, info = made.call(envs[number].reset)
                     obs[number] = require_shape(seen, shape, name)
             if reader is not None and left[number]:
                 masks[number] = reader.one(info)

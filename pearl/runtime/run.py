@@ -28,6 +28,7 @@ from pearl.actors.shared_warnings import SharedWarnings
 from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer, normalization_note
 from pearl.backends import support_for_torch
 from pearl.callbacks.protocol import Callback
+from pearl.error_state import own_error_state
 from pearl.errors import (
     CallbackError,
     CheckpointError,
@@ -192,6 +193,8 @@ class Run(abc.ABC):
         return {**vars(self.train), **({} if self._rollout is None else vars(self._rollout))}
 
     def __enter__(self) -> Self:
+        self._error_state = own_error_state()
+        self._error_state.__enter__()
         configure_logging(self.options.run_dir)
         if self._probed.preparation:
             logger.info(self._probed.preparation)
@@ -215,6 +218,7 @@ class Run(abc.ABC):
             self._shared_warnings.uninstall()
             self.report.close(kind, error, traceback)
             self._supervisor.__exit__(kind, error, traceback)
+            self._error_state.__exit__(None, None, None)
 
     def _actor_setups(self, count: int) -> list[ActorSetup]:
         steps, policy, actors = self.counters.env_steps, self._policy, self.actors.training
