@@ -683,6 +683,13 @@ def test_numbers_are_converted_whatever_the_environment_makes_numpy_raise() -> N
     assert np.geterr() == before
 
 
+def test_floats_where_the_space_has_bytes() -> None:
+    whole, half = ({"float_bytes": value} for value in (7.0, 7.5))
+    assert (joined(collect(setup_of("PearlRaising-v0", env_kwargs=whole), 1))["obs"] == 7).all()
+    with pytest.raises(EnvError, match=r"PearlRaising-v0 returned .* expected numbers of Box\(0, 255, \(4,\), uint8"):
+        collect(setup_of("PearlRaising-v0", env_kwargs=half), 1)
+
+
 @pytest.mark.parametrize(
     ("numbers", "message"), [(4, r"expected numbers of Box\(0, 255, \(4,\), uint8\)"), (1, r"of shape \(2, 1\)")]
 )

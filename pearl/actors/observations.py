@@ -204,6 +204,17 @@ def check_env(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     return _Checked(env)
 
 
+def check_whole_numbers(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """`check_env` where observations are arrays of whole numbers: NumPy refuses floats there, but names nothing.
+
+    A space of floats takes all numbers, and checks of each step would take time.
+    """
+    dtype = env.observation_space.dtype
+    if isinstance(env, _Flattened) or dtype is None or dtype.kind == "f":
+        return env
+    return check_env(env)
+
+
 class _Checked(gym.ObservationWrapper[Any, Any, Any]):
     """Refuses observations of another shape, and numbers that the space's dtype cannot hold."""
 
@@ -212,8 +223,9 @@ class _Checked(gym.ObservationWrapper[Any, Any, Any]):
         self._shape, self._named = env.observation_space.shape or (), name_of(env.unwrapped.spec)
 
     def observation(self, observation: Any) -> Any:
-        """The same observation."""
-        return check_observations(self.env.observation_space, observation, self._shape, self._named)
+        """The same numbers, in the dtype of the space: Gymnasium's vectors refuse whole numbers in floats."""
+        space = self.env.observation_space
+        return np.asarray(check_observations(space, observation, self._shape, self._named), space.dtype)
 
 
 def prepare_vector(vector: gym.vector.VectorEnv[Any, Any, Any]) -> gym.vector.VectorEnv[Any, Any, Any]:

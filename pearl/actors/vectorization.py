@@ -23,7 +23,15 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from pearl.action_masks import mask_env
 from pearl.actors.atari_wrappers import Preprocessing, check_counterpart, make_game
-from pearl.actors.observations import AnyVectorWrapper, check_env, name_of, one_of, prepare_env, prepare_vector
+from pearl.actors.observations import (
+    AnyVectorWrapper,
+    check_env,
+    check_whole_numbers,
+    name_of,
+    one_of,
+    prepare_env,
+    prepare_vector,
+)
 from pearl.errors import EnvError
 from pearl.spec import ACTION_MASK, ActorSpec, Scalar
 
@@ -341,7 +349,7 @@ class ResetInStep(AnyVectorWrapper):
         return obs, reward, terminated, truncated, info
 
 
-_SYNC = _OfSingles("sync")
+_SYNC = _OfSingles("sync", check_whole_numbers)
 
 # "spawn": the process may have threads, which a fork would leave in any state. Actors copy observations themselves.
 VECTORIZATIONS: Mapping[str, Vectorization] = {
