@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import importlib
+import itertools
 import json
 import math
 import re
@@ -308,6 +309,61 @@ def test_wandb_gets_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (log[-1]["id"], log[-1]["resume"]) == ("abc", "allow")
     logger.on_start(Run(tmp_path))  # type: ignore[arg-type]
     assert "id" not in log[-1], "another run of the same process"
+
+
+class FailingService:
+    """What PEARL uses of an MLflow client, and of a run of Weights & Biases; `fails` are calls that raise."""
+
+    id = "abc"
+
+    def __init__(self, *fails: str) -> None:
+        self.fails, self.calls, self.summary = fails, [], dict[str, Any]()  # type: ignore[var-annotated]
+        self.create_run = lambda *a, **k: types.SimpleNamespace(info=types.SimpleNamespace(run_id="r"))
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            self.calls.append((name, *arguments, *named.values()))
+            if name in self.fails:
+                raise OSError("no network")
+            return types.SimpleNamespace(experiment_id="1")
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("kind", "hook"),
+    [
+        (MLflowLogger, "on_start"),
+        *itertools.product((MLflowLogger, WandbLogger), ("on_step", "on_evaluation", "on_end")),
+    ],
+)
+def test_a_run_elsewhere_does_not_go_on_after_its_logger_failed(
+    kind: type[Callback], hook: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sends = "log" if kind is WandbLogger else "log_batch"
+    service = FailingService("log_param" if hook == "on_start" else sends)
+    mlflow: Any = types.ModuleType("mlflow")
+    mlflow.MlflowClient, mlflow.entities = lambda tracking_uri: service, types.SimpleNamespace(Metric=lambda *v: v)
+    wandb: Any = types.ModuleType("wandb")
+    wandb.init = lambda **_: service
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    calls, failures = calls_of(logger := kind(), folder=tmp_path)
+    if hook == "on_start":
+        with pytest.raises(CallbackError, match="no network"):
+            calls.start()
+    else:
+        calls.start()
+        arguments = {"on_evaluation": ("progress", evaluated(1.0))}.get(hook, ())
+        calls.end() if hook == "on_end" else calls.call(hook, *arguments)
+        assert "no network" in failures[0]
+    calls.end()
+    ends = [call for call in service.calls if call[0] in ("set_terminated", "finish")]
+    assert ends == ([("finish", 1)] if kind is WandbLogger else [("set_terminated", "r", "FAILED")])
+    stopped = service.summary.get("stopped") or service.calls[-1][-1]
+    assert stopped == f"{kind.__name__} failed: OSError: no network"
+    logger.on_end(Run(tmp_path))  # type: ignore[arg-type]
+    assert service.calls[-1][0] in ("set_tag", "finish"), "nothing is sent to it any more"
 
 
 @pytest.mark.slow

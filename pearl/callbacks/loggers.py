@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ class _Logger(Callback):
 
     every_s: float = 5.0
     _next: float = field(default=0.0, init=False, repr=False)
+    _to: Any = field(default=None, init=False, repr=False)  # what sends to the run that is under way there
 
     def __post_init__(self) -> None:
         if isinstance(self.every_s, bool) or not isinstance(self.every_s, int | float) or not self.every_s >= 0:
@@ -33,8 +35,28 @@ class _Logger(Callback):
     def _send(self, run: RunContext, values: Mapping[str, float], step: int) -> None:
         raise NotImplementedError
 
+    def _finish(self, stopped: str, *, failed: bool) -> None:
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """End the run there as failed where sending fails: a callback that raised is not called at the end."""
+        try:
+            yield
+        except Exception as error:
+            with contextlib.suppress(Exception):
+                self._end(f"{type(self).__name__} failed: {type(error).__name__}: {error}", failed=True)
+            raise
+
+    def _end(self, stopped: str, *, failed: bool) -> None:
+        try:
+            self._finish(stopped, failed=failed)
+        finally:
+            self._to = None  # a next run of the process may end before `on_start`
+
     def _send_numbers(self, run: RunContext) -> None:
-        self._send(run, _finite(run.scalars()), run.env_steps)
+        with self._failing():
+            self._send(run, _finite(run.scalars()), run.env_steps)
 
     def on_step(self, run: RunContext) -> None:
         """Send the run's numbers if that is due."""
@@ -46,7 +68,14 @@ class _Logger(Callback):
         """Send mean and deviation of the returns, under the kind of the evaluation."""
         name = kind.replace(" ", "_")
         values = {f"evaluation/{name}": evaluation.mean, f"evaluation/{name}_std": evaluation.std}
-        self._send(run, _finite({**run.scalars(), **values}), run.env_steps)
+        with self._failing():
+            self._send(run, _finite({**run.scalars(), **values}), run.env_steps)
+
+    def on_end(self, run: RunContext) -> None:
+        """Send the last numbers, and finish the run there: as failed if an error ended it."""
+        if self._to is not None:
+            self._send_numbers(run)
+            self._end(run.error or run.stopped, failed=bool(run.error))
 
 
 def _finite(values: Mapping[str, float]) -> dict[str, float]:
@@ -63,7 +92,6 @@ class WandbLogger(_Logger):
     project: str = "pearl"
     name: str | None = None
     init: Mapping[str, Any] = field(default_factory=dict)
-    _run: Any = field(default=None, init=False, repr=False)
     _id: str = field(default="", init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -81,24 +109,20 @@ class WandbLogger(_Logger):
         if not run.env_steps:
             self._id = ""
         again = {"id": self._id, "resume": "allow"} if self._id else {}
-        self._run = wandb.init(
+        self._to = wandb.init(
             project=self.project,
             name=self.name or run.run_dir.name,
             config=dict(run.config),
             **{"dir": str(run.run_dir), **again, **self.init},
         )
-        self._id = str(self._run.id)
+        self._id = str(self._to.id)
 
     def _send(self, run: RunContext, values: Mapping[str, float], step: int) -> None:
-        self._run.log({**values, "env_steps": step})
+        self._to.log({**values, "env_steps": step})
 
-    def on_end(self, run: RunContext) -> None:
-        """Send the last numbers, and finish the run there: as failed if an error ended it."""
-        if self._run is not None:
-            self._send_numbers(run)
-            self._run.summary["stopped"] = run.error or run.stopped
-            self._run.finish(exit_code=1 if run.error else 0)
-            self._run = None  # a next run of the process may end before `on_start`
+    def _finish(self, stopped: str, *, failed: bool) -> None:
+        self._to.summary["stopped"] = stopped
+        self._to.finish(exit_code=1 if failed else 0)
 
     def state_dict(self) -> dict[str, Any]:
         """The run's id there."""
@@ -116,7 +140,6 @@ class MLflowLogger(_Logger):
     experiment: str = "pearl"
     name: str | None = None
     tracking_uri: str | None = None
-    _client: Any = field(default=None, init=False, repr=False)
     _run_id: str = field(default="", init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -130,29 +153,26 @@ class MLflowLogger(_Logger):
         mlflow: Any = import_extra("mlflow", "mlflow", "MLflowLogger")
         if not run.env_steps:
             self._run_id = ""
-        self._client = mlflow.MlflowClient(tracking_uri=self.tracking_uri)
+        self._to = mlflow.MlflowClient(tracking_uri=self.tracking_uri)
         if self._run_id:
-            self._client.update_run(self._run_id, status="RUNNING")
+            self._to.update_run(self._run_id, status="RUNNING")
             return
-        found = self._client.get_experiment_by_name(self.experiment)
-        number = self._client.create_experiment(self.experiment) if found is None else found.experiment_id
-        self._run_id = self._client.create_run(number, run_name=self.name or run.run_dir.name).info.run_id
-        for name, value in run.config.items():
-            self._client.log_param(self._run_id, name, str(value)[:500])
+        found = self._to.get_experiment_by_name(self.experiment)
+        number = self._to.create_experiment(self.experiment) if found is None else found.experiment_id
+        self._run_id = self._to.create_run(number, run_name=self.name or run.run_dir.name).info.run_id
+        with self._failing():
+            for name, value in run.config.items():
+                self._to.log_param(self._run_id, name, str(value)[:500])
 
     def _send(self, run: RunContext, values: Mapping[str, float], step: int) -> None:
         mlflow: Any = import_extra("mlflow", "mlflow", "MLflowLogger")
         now = int(time.time() * 1000)
         metrics = [mlflow.entities.Metric(name, value, now, step) for name, value in values.items()]
-        self._client.log_batch(self._run_id, metrics=metrics)
+        self._to.log_batch(self._run_id, metrics=metrics)
 
-    def on_end(self, run: RunContext) -> None:
-        """Send the last numbers, and finish the run there: as failed if an error ended it."""
-        if self._client is not None:
-            self._send_numbers(run)
-            self._client.set_tag(self._run_id, "stopped", run.error or run.stopped)
-            self._client.set_terminated(self._run_id, "FAILED" if run.error else "FINISHED")
-            self._client = None  # a next run of the process may end before `on_start`
+    def _finish(self, stopped: str, *, failed: bool) -> None:
+        self._to.set_terminated(self._run_id, "FAILED" if failed else "FINISHED")
+        self._to.set_tag(self._run_id, "stopped", stopped)
 
     def state_dict(self) -> dict[str, Any]:
         """The run's id there."""
