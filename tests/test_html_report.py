@@ -366,7 +366,7 @@ def test_a_composition_that_cannot_be_copied_is_a_warning(tmp_path: Path, caplog
 
 
 def test_a_new_run_moves_what_a_report_reads_of_an_earlier_one_aside(tmp_path: Path) -> None:
-    names = ["composition.json", "report.html", "trace.json"]
+    names = ["bench.json", "composition.json", "report.html", "trace.json"]
     for name in names:
         (tmp_path / name).write_text("earlier")
     with RunLog(tmp_path):

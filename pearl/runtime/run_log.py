@@ -222,6 +222,7 @@ def _move_earlier(directory: Path) -> None:
         "report.html",
         "trace.json",  # which the report takes for this run's
         "summary.json",
+        "bench.json",  # perhaps of another program
         COMPOSITION_OF_RUN,
         "policy.json",
         "weights.safetensors",
