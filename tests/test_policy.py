@@ -582,6 +582,7 @@ def test_checkpoints_elsewhere_are_loaded_if_they_are_the_runs_own(tmp_path: Pat
     found, obs = pearl.load_policy(run), observations(case[1], 5)
     assert (found.origin.which, found.origin.step) == ("last", 70)
     np.testing.assert_allclose(found.predict(obs), greedy(mine, obs, case), rtol=1e-4)
+    (tmp_path / "another").mkdir()
     save(other, elsewhere, 80, tmp_path / "another")
     with pytest.raises(PolicyError, match="nor a checkpoint of its own"):
         pearl.load_policy(run)
@@ -593,6 +594,21 @@ def test_checkpoints_elsewhere_are_loaded_if_they_are_the_runs_own(tmp_path: Pat
     save(other, run / "checkpoints", 99, tmp_path / "another")  # which went on from them
     with pytest.raises(PolicyError, match="nor a checkpoint of its own"):
         pearl.load_policy(run)
+
+
+def test_a_moved_run_with_checkpoints_elsewhere_says_where_it_was(tmp_path: Path) -> None:
+    case = CASES["DDPG"]
+    run = run_folder(tmp_path / "run", case, trainer := trained(case, 1))
+    (run / "weights.safetensors").unlink()
+    write_description(read_description(run / "policy.json"), run, tmp_path / "elsewhere")
+    storage = DataStorage(TransitionSpec.from_spaces(case[1], case[2]), 8)
+    state = RunState({}, trainer, ReplayExperience(NativeReplayManager(8, seed=1), storage), run_folder=str(run))
+    state.save(tmp_path / "elsewhere", Counters(env_steps=70, gradient_steps=20))
+    run.rename(tmp_path / "moved")
+    with pytest.raises(PolicyError, match=r"moved has no .*elsewhere are of a run in .*run, .* move its folder back"):
+        pearl.load_policy(tmp_path / "moved")
+    (tmp_path / "moved").rename(run)
+    assert pearl.load_policy(run).origin.step == 70
 
 
 def test_a_run_that_has_ended_is_loaded_where_its_checkpoints_elsewhere_cannot_be_read(tmp_path: Path) -> None:

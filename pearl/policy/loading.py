@@ -151,6 +151,12 @@ def _read_weights(run: Path, which: Which | None) -> tuple[Mapping[str, Stored],
             f"{run} has no best weights: nothing was evaluated on the way (--eval-episodes, --eval-interval). "
             'Load the last ones, with which="last".'
         )
+    owner = None if checkpoint is None else read_manifest(checkpoint).counters.get(RUN_FOLDER)
+    if owner is not None and not Path(str(owner)).exists():
+        raise PolicyError(
+            f"{run} has no {LAST_WEIGHTS}, and the checkpoints in {checkpoints} are of a run in {owner}, which is not "
+            "there any more. If that is this run, move its folder back: checkpoints outside of it know it by its path."
+        )
     raise PolicyError(
         f"{run} has neither {LAST_WEIGHTS} nor a checkpoint of its own in {checkpoints}: the run has saved nothing "
         "yet, or that folder cannot be read, was moved, or is now another run's."
