@@ -144,6 +144,14 @@ def test_another_kind_of_machine_is_told_so(installed: Any, monkeypatch: pytest.
     assert "Linux on x86-64; this is linux on aarch64" in sycl.sycl_availability("cpu").reason
 
 
+def test_a_sandbox_without_proc_is_told_so(installed: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    installed({name: f"{release}.1" for name, release in sycl_runtime.WHEELS.items()})
+    monkeypatch.setattr(sycl_runtime, "_CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(sycl_runtime, "_load", lambda: pytest.fail("it would hang"))
+    with pytest.raises(DeviceError, match=r"hangs where there is no .*cpuinfo, as in some sandboxes\. Mount /proc"):
+        sycl_runtime.sycl_runtime()
+
+
 def test_a_runtime_that_does_not_load_is_a_reason(
     installed: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

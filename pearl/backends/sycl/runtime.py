@@ -53,6 +53,7 @@ _LIBRARIES: Mapping[str, str] = MappingProxyType(
     }
 )
 _MODULE = "pearl._sycl"
+_CPU_INFO = Path("/proc/cpuinfo")
 _DISTRIBUTION = "pearl-toolkit"
 
 
@@ -125,6 +126,8 @@ def runtime_problem() -> str:
     """
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
         return f"Intel's SYCL runtime is for Linux on x86-64; this is {sys.platform} on {platform.machine()}"
+    if not _CPU_INFO.is_file():
+        return f"Intel's SYCL runtime hangs where there is no {_CPU_INFO}, as in some sandboxes. Mount /proc"
     found = installed_wheels()
     wrong = {name: version for name, version in found.items() if not f"{version}.".startswith(f"{WHEELS[name]}.")}
     if wrong:
