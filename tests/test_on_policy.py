@@ -20,6 +20,7 @@ from programs import ONE_CPU, run, summary, write_csv_pair
 from test_placement import ACTORS, BATCH, MATRIX, SERVER, TRANSITION
 from torch import nn
 from trainers import TinyPPO
+from typer.testing import CliRunner
 
 import pearl
 from composer import Composer
@@ -48,6 +49,7 @@ from pearl.algorithms import A2C, DQN, PPO, RecurrentPPO, make_trainer
 from pearl.backends.cpu.rollout_learner import NativeRolloutLearner
 from pearl.backends.sycl.device import sycl_availability
 from pearl.backends.sycl.selector import EMULATOR_SELECTOR
+from pearl.cli import app
 from pearl.errors import CheckpointError, ConfigurationError, EnvError, GenerationError, PlacementError, TrainerError
 from pearl.ipc.queues import Bell
 from pearl.policy import evaluate_policy
@@ -927,6 +929,11 @@ def test_a_placement_is_explained(tmp_path: Path, quick_profiles: None) -> None:
     shorter = str(composer.placement.explain(pairs=0))
     assert "Not chosen" not in shorter
     assert "more are in the table" in shorter
+    file = tmp_path / "mine.placement.json"
+    file.write_text(composer.placement.to_json())
+    refused = CliRunner().invoke(app, ["explain", str(file), str(file)])
+    assert refused.exit_code == 1
+    assert "explain each of rollouts on its own" in refused.output
 
 
 def test_a_budget_tries_programs_and_places_the_fastest(

@@ -40,7 +40,7 @@ def _explain(
     Break-even values say at which speed of a device, or at which latency or bandwidth of a link, another pair becomes
     the choice; where all times are modelled, also at which batch size and fanout. Then comes the Data Storage: the
     traffic and the memory of each device. Several placements of one problem, such as of several batch sizes, are
-    compared instead. A placement with rollouts (PPO) is explained by the parts of an iteration.
+    compared instead. A placement with rollouts (PPO) is explained by the parts of an iteration, each on its own.
     """
     from composer.explain import Explanation
 
@@ -48,7 +48,8 @@ def _explain(
     if len(files) == 1 and (rollouts := _rollout_placement(files[0])) is not None:
         console().print(rollouts.explain(pairs=pairs))
         return
-    placements = tuple(read_placement(file) for file in files)
+    one_by_one = "Several are compared only where all are with a replay: explain each of rollouts on its own."
+    placements = tuple(read_placement(file, one_by_one) for file in files)
     console().print(Explanation(placements, pairs, tuple(map(str, files))))
 
 
