@@ -95,6 +95,7 @@ class ReplayComposing(Composing):
         self.learners = description.learners
         self.learner_threads = 1  # on nodes
         self.ratio_reason: str | None = None
+        self.ratio_settings: dict[str, Any] = {}  # that suit the ratio that was chosen
 
     def _check_stated(self) -> None:
         self.checked_problem()
@@ -231,6 +232,7 @@ class ReplayComposing(Composing):
             if replay is None:
                 values = values_of(chosen.replay)
                 replay = ReplaySpec(values.pop("size"), **values)
+        settings = {**settings, **{n: v for n, v in self.ratio_settings.items() if n not in said.settings}}
         assert replay is not None, "Composing looks for it"
         transition = transition_of(self.trainer_class, observation_space, action_space, settings)
         check_shared(transition, replay)
@@ -505,6 +507,8 @@ class ReplayComposing(Composing):
         ratio, self.ratio_reason = balanced_ratio(batch, collection_us, self.placement.t_itr_us, bounds)
         self.training = self.training | {REPLAY_RATIO: ratio}
         self.say(f"replay_ratio: {ratio:g}, {self.ratio_reason}")
+        if issubclass(problem.trainer_class, Trainer):
+            self.ratio_settings = problem.trainer_class.settings_at(ratio / batch)
 
     def _set_found(self, values: Mapping[str, int]) -> None:
         """Use these values of settings that were left to the composer."""

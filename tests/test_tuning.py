@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -173,6 +174,22 @@ def test_a_replay_ratio_of_the_composer_is_placed_with_its_reason_and_generated(
     composer.set_training(replay_ratio=16.0)
     composer.run(budget_s=0)
     assert (composer.placement.replay_ratio, composer.placement.replay_ratio_reason) == (16.0, None)
+
+
+@pytest.mark.usefixtures("quick_profiles")
+@pytest.mark.parametrize("stated", [{}, {"policy_delay": 7}])
+def test_the_policy_of_redq_moves_once_for_the_updates_that_were_chosen(
+    csv_pair: CsvPair, tmp_path: Path, stated: dict[str, Any]
+) -> None:
+    settings = {"num_critics": 2, "hidden_sizes": (8,), "most_updates_per_step": 2.0, "least_updates_per_step": 2.0}
+    composer = described(
+        csv_pair("cpu0,cpu,cpu,,2,60"), trainer=REDQ, settings={**settings, **stated}, env="Pendulum-v1"
+    )
+    composer.set_training(replay_ratio="auto", batch_size=16, learning_starts=100)
+    composer.run(budget_s=0)
+    program = composer.runtime_gen(path=tmp_path / "program.py").read_text()
+    assert "    replay_ratio=32.0,\n" in program
+    assert re.search(r"policy_delay\W+(\d+)", program).group(1) == str(stated.get("policy_delay", 2))  # type: ignore[union-attr]
 
 
 def test_insertion_rows_are_those_of_the_settings_or_of_the_rule() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -52,9 +52,14 @@ class REDQ(SAC):
         """Also the policy's delay: in the paper, the policy moves once for the updates of an environment step."""
         choices = super().suggestions(facts)
         chosen = {choice.name: choice.value for choice in choices}
-        updates = min(max(1.0, chosen["replay_ratio"] / chosen["batch_size"]), cls.policy_delay)
         reason = "the policy moves once for the gradient steps of an environment step (Chen et al. 2021)"
-        return (*choices, Choice("policy_delay", round(updates), reason))
+        found = cls.settings_at(chosen["replay_ratio"] / chosen["batch_size"])
+        return (*choices, *(Choice(name, value, reason) for name, value in found.items()))
+
+    @classmethod
+    def settings_at(cls, updates: float) -> dict[str, Any]:
+        """The policy's delay: as many gradient steps, from 1 to the delay of the class."""
+        return {"policy_delay": round(min(max(1.0, updates), cls.policy_delay))}
 
     def check_spaces(self) -> None:
         """Also the settings."""

@@ -343,6 +343,11 @@ class Trainer(abc.ABC):
             choose_learning_starts(facts),
         )
 
+    @classmethod
+    def settings_at(cls, updates: float) -> dict[str, Any]:
+        """Settings that suit so many gradient steps for each environment step, where the composer chooses these."""
+        return {}
+
     @property
     def gradient_steps(self) -> int:
         """Steps trained so far."""
