@@ -19,7 +19,7 @@ from pearl.errors import CheckpointError
 from pearl.replay.storage import DataStorage
 from pearl.runtime import outcome
 from pearl.runtime.checkpoint_files import manifest_crc32
-from pearl.runtime.evaluation import Evaluation
+from pearl.runtime.evaluation import MOST_ENVS, Evaluation
 from pearl.runtime.experience import ReplayExperience
 from pearl.runtime.options import parse_options
 from pearl.runtime.outcome import BEST_WEIGHTS, LAST_WEIGHTS, Evaluator
@@ -85,6 +85,25 @@ def test_last_and_best_are_told_apart_and_both_are_kept(tmp_path: Path) -> None:
     assert last_text(summary).startswith("step 400, mean return 1.00 +- 0.00")
     assert best_text(summary).startswith("step 200, mean return 9.00 +- 0.00")
     assert best_text(summary).endswith("that did not select them; selected by 9.00 over 3")
+
+
+def test_runs_of_other_seeds_play_other_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: dict[str, list[range]] = {}
+    run = ""
+
+    def played(trainer: Any, actors: Any, episodes: int, seed: int, *_: Any) -> Evaluation:
+        begun.setdefault(run, []).append(range(seed, seed + min(episodes, MOST_ENVS)))
+        return Evaluation(np.zeros(episodes), np.zeros(episodes, int))
+
+    monkeypatch.setattr(outcome, "evaluate", played)
+    for run in ("0", "1", "2", str(2**61 + 9)):
+        training = Training("--seed", run, "--until-return", "0")
+        training.look(1)  # a short evaluation, and as it reaches the goal the full one
+        training.evaluator.finish()
+    assert [first.start for first in begun["1"]] == [10_001, 20_001, 30_001], "as those that were recorded"
+    seeds = [seed for ranges in begun.values() for episodes in ranges for seed in episodes]
+    assert len(seeds) == len(set(seeds)) == 4 * (20 + 100 + 100)
+    assert all(0 <= seed < 2**31 for seed in seeds)
 
 
 def test_the_best_weights_are_scored_by_episodes_that_did_not_select_them() -> None:

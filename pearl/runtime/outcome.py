@@ -36,6 +36,12 @@ _SILENT_S = 5.0  # a full evaluation that takes longer is announced
 _PROGRESS_SEED = 10_000
 _SOLVED_SEED = 20_000
 _FINAL_SEED = 30_000
+_SEEDS_OF_A_RUN = 50_000
+
+
+def _first_seed(kind: int, run: int) -> int:
+    """The seed of the first environment, each further one of which has the next: runs of other seeds share none."""
+    return (kind + 1 + _SEEDS_OF_A_RUN * (run - 1)) % 2**30  # ale-py takes no longer ones
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class Evaluator:
     _pending: _Pending | None = field(default=None, repr=False)
 
     def _play(self, kind: EvaluationKind, step: int, episodes: int, seed: int) -> Evaluation | None:
-        seed += self.options.seed
+        seed = _first_seed(seed, self.options.seed)
         should_stop = self.should_stop if kind == "progress" else self._announcing(kind, episodes)
         found = evaluate(self.trainer, self.actors, episodes, seed, should_stop, self.policy, self.envs)
         if found is not None:
@@ -152,7 +158,7 @@ class Evaluator:
         assert self.process is not None
         if self._quick_episodes:
             self.process.take(self.trainer)
-            self.process.ask(self._quick_episodes, self.options.seed + _PROGRESS_SEED)
+            self.process.ask(self._quick_episodes, _first_seed(_PROGRESS_SEED, self.options.seed))
             self._pending = _Pending(self._present())
 
     def hear_progress(self, timeout_s: float = 0.0) -> Evaluation | None:
@@ -179,7 +185,7 @@ class Evaluator:
         if self._is_best(found):
             self.best = judged
         if self._reaches_goal(found):
-            process.ask(self.options.eval_episodes, self.options.seed + _SOLVED_SEED)
+            process.ask(self.options.eval_episodes, _first_seed(_SOLVED_SEED, self.options.seed))
             self._pending = _Pending(pending.weights, found)
         return None
 
