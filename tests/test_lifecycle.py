@@ -153,6 +153,21 @@ run_program(main)
     assert (done.returncode, done.stdout, done.stderr) == (7, "True\n", "")
 
 
+def test_ctrl_c_during_pearls_first_imports_is_one_line() -> None:
+    code = """
+import signal, sys
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name in ("pearl.runtime.entry", "logging"):
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from pearl.runtime import begin_program
+begin_program()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "Interrupted.\n")
+
+
 def test_ctrl_c_during_imports_is_one_line(program: Path, tmp_path: Path) -> None:
     first = "    begin_program(actors=1)  # before the imports\n"
     slow = edited(

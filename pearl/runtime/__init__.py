@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pearl.ipc.queues import Bell, ColumnQueue, WeightSyncQueue
+    from pearl.runtime.beginning import begin_program
     from pearl.runtime.collection import CollectionBuffer
-    from pearl.runtime.entry import begin_program, run_program
+    from pearl.runtime.entry import run_program
     from pearl.runtime.host_iteration import HostIteration
     from pearl.runtime.launch import run_generated
     from pearl.runtime.learner_processes import LearnerProcesses
@@ -74,7 +75,8 @@ __all__ = [
 
 _MODULES = {
     "collection": ("CollectionBuffer",),
-    "entry": ("begin_program", "run_program"),
+    "beginning": ("begin_program",),
+    "entry": ("run_program",),
     "host_iteration": ("HostIteration",),
     "launch": ("run_generated",),
     "learner_processes": ("LearnerProcesses",),

@@ -14,20 +14,20 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import TracebackType
 
 from pearl.actors.waiting import start_waiting
 from pearl.error_place import described
 from pearl.errors import PearlError
 from pearl.lingering_threads import watch_lingering
 from pearl.process_limits import check_address_space, limit_reached
+from pearl.runtime.beginning import INTERRUPTED, end_at_once
 from pearl.runtime.recomposition import RecompositionDueError, compose_again
 from pearl.standard_streams import keep_standard_streams
 
 DEBUG_VARIABLE = "PEARL_DEBUG"  # set and not empty: errors come with their traceback
 
 _WITHOUT_ACTORS = {"--serial", "--help", "-h"}  # options of programs that start no process
-_INTERRUPTED = 128 + signal.SIGINT
 
 logger = logging.getLogger("pearl.runtime")
 
@@ -60,7 +60,7 @@ def begin_program(actors: int = 0) -> None:
     except PearlError as error:
         sys.exit(_failed(str(error)))
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _end_at_once)
+        signal.signal(signal.SIGINT, end_at_once)
     if actors and not _WITHOUT_ACTORS & set(sys.argv):
         with contextlib.suppress(OSError):  # a limit of processes: the run will say so when it starts them
             start_waiting(actors)
@@ -72,7 +72,7 @@ def run_program(main: Callable[[], int]) -> None:
     The traceback goes to the run's log, and with PEARL_DEBUG=1 to standard error.
     """
     keep_standard_streams()
-    if signal.getsignal(signal.SIGINT) is _end_at_once:
+    if signal.getsignal(signal.SIGINT) is end_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not gc.isenabled():  # since `begin_program`
         gc.freeze()  # no later collection looks at what was imported
@@ -85,7 +85,7 @@ def run_program(main: Callable[[], int]) -> None:
     except KeyboardInterrupt as error:
         print("Interrupted.", file=sys.stderr)
         number = error.args[0] if error.args else None  # of the signal, from `Interruption`
-        code = 128 + number if isinstance(number, int) else _INTERRUPTED
+        code = 128 + number if isinstance(number, int) else INTERRUPTED
     except PearlError as error:
         code = _failed(str(error))
     except Exception as error:
@@ -100,7 +100,7 @@ def run_program(main: Callable[[], int]) -> None:
         compose_again(request)
     # Only Python's own shutdown is left: let Ctrl-C end it at once.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _end_at_once)
+        signal.signal(signal.SIGINT, end_at_once)
     watch_lingering(_name_threads)
     sys.exit(code)
 
@@ -136,8 +136,3 @@ def _tell_limit(kind: type[BaseException], error: BaseException, trace: Tracebac
         sys.__excepthook__(kind, error, trace)
     if limit is not None:
         print(f"Error: {limit}", file=sys.stderr)
-
-
-def _end_at_once(number: int, frame: FrameType | None) -> None:
-    os.write(2, b"Interrupted.\n")
-    os._exit(_INTERRUPTED)
