@@ -52,10 +52,11 @@ def evaluate_policy(
     Up to a hundred environments play at once. Where the environment has no time limit, an episode ends after
     `max_steps` steps (0: never).
 
-    `env` is a registered name, or a class or function that makes an environment. With `wrappers`, the environment is
-    prepared as the run's were: by the wrappers of `set_wrappers`, which are imported by their names, and by the frame
-    preprocessing of the vector that the Actors stepped ("atari", "envpool"). What made the run's environments is
-    imported by its name, too; nothing is unpickled. `env_kwargs` take the place of all the run's.
+    `env` is a registered name, or a class or function at the top level of a module that makes an environment: no lambda
+    or local function. With `wrappers`, the environment is prepared as the run's were: by the wrappers of
+    `set_wrappers`, which are imported by their names, and by the frame preprocessing of the vector that the Actors
+    stepped ("atari", "envpool"). What made the run's environments is imported by its name, too; nothing is unpickled.
+    `env_kwargs` take the place of all the run's.
 
     Raises PolicyError if the spaces of `env` are not those of the policy, or what made or wrapped the run's
     environments cannot be imported, EnvError if `env` is unknown or fails.
