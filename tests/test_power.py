@@ -409,6 +409,25 @@ def test_a_counter_that_fails_gives_way_to_the_stated_power_and_says_why(meter: 
     assert list(log.problems) == ["The counter is gone."]
 
 
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        (60.0, (160, "60.0 W stated in the device CSV")),
+        (None, (None, "not known: no counter, and no active_watts in the device CSV")),
+    ],
+)
+def test_a_counter_of_two_rows_that_fails_gives_way_to_the_stated_power_of_both(
+    meter: FakeMeter, stated: float | None, expected: tuple[float | None, str]
+) -> None:
+    second = PoweredDevice("cpu1", "cpu", "cpu", active_watts=stated)
+    log, rate = PowerLog(PowerPlan((row(CPU), second)), clock=lambda: 1.0), StepRate()
+    rate.started()
+    log.follow(rate)
+    meter.total = None
+    assert (power := log.read()) is not None
+    assert (power.watts, power.sources["cpu1"]) == expected
+
+
 def test_power_that_is_not_known_is_none_and_names_the_column() -> None:
     log, rate = PowerLog(PowerPlan((row(GPU), PoweredDevice("gpu1", "gpu", "not imported")))), StepRate()
     rate.started()

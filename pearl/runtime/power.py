@@ -82,7 +82,7 @@ class _Silicon:
     used: bool
     meter: PowerMeter | None = None
     problem: str = ""  # why its counter cannot be read
-    together_with: str = ""  # the device whose counter includes it
+    together_with: _Silicon | None = None  # the device whose counter includes it
     began_at: float = 0.0
     joules: float = 0.0  # of the meter, at the newest poll
 
@@ -100,8 +100,8 @@ class _Silicon:
 
     def watts(self, seconds: float) -> tuple[float | None, str]:
         """Mean watts over the last `seconds`, and their source in words."""
-        if self.together_with:
-            return 0.0, f"measured together with {self.together_with}"
+        if self.together_with is not None and self.together_with.meter is not None:
+            return 0.0, f"measured together with {self.together_with.device.name}"
         if self.meter is not None and seconds > 0:
             watts = (self.joules - self.began_at) / seconds
             return watts, f"{watts:,.1f} W measured by {self.meter.source}"
@@ -126,7 +126,7 @@ class PowerLog:
     _polled: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        counted: dict[str, str] = {}
+        counted: dict[str, _Silicon] = {}
         devices = [(device, True) for device in self.plan.used] + [(device, False) for device in self.plan.idle]
         for device, used in devices:
             part = _Silicon(device, used)
@@ -136,7 +136,7 @@ class PowerLog:
             except DeviceError as error:
                 part.problem = str(error)
                 continue
-            if meter is not None and (first := counted.setdefault(meter.counter, device.name)) != device.name:
+            if meter is not None and (first := counted.setdefault(meter.counter, part)) is not part:
                 part.together_with = first
             else:
                 part.meter = meter
