@@ -116,6 +116,38 @@ def test_messages_tell_the_version_of_the_policy_that_acted() -> None:
     assert versions == [0, 1, 1, 4]
 
 
+def test_what_is_collected_outlives_its_slot_of_the_queue_and_is_as_old_as_its_first_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("pearl.runtime.collection.time.monotonic", lambda: now)
+    settings = {"normalize_observations": True, "reward_standardization": "returns"}
+    transition = transition_of(TinyDQN, OBS, ACTIONS, settings).with_priority(by_position)
+    dcq, buffer = DataCollectionQueue(transition, 4, slots=1), CollectionBuffer(transition, 8, 4)
+    assert buffer.take(dcq) is None
+    summaries = []
+    for number in (1, 2):  # the second message is written into the arrays of the first
+        message = dcq.reserve()
+        assert message is not None
+        for column in message.values():
+            column[:] = number
+        dcq.publish(rows=number + 1)
+        summaries.append(buffer.take(dcq))
+        now += 5.0
+    assert buffer.age_s == 10.0
+    for number, summary in enumerate(summaries, 1):
+        assert summary is not None
+        assert summary.pop("rows") == [number + 1]
+        assert {"episode_return", "episode_length", *(f.name for f in transition.statistics)} < set(summary)
+        for name, values in summary.items():
+            np.testing.assert_array_equal(values, np.full_like(values, number), name)
+    columns = buffer.take_all()
+    assert buffer.priorities is not None
+    for column in (*columns.values(), buffer.priorities):
+        np.testing.assert_array_equal(column.reshape(5, -1)[:, 0], [1, 1, 2, 2, 2])
+    assert (buffer.count, buffer.age_s) == (0, 0.0)
+
+
 def test_a_batch_that_comes_back_first_may_be_overwritten_first() -> None:
     """Batches are known by their ids, whatever the order in which they come back."""
     replay, train, counters = ReplaySpec(capacity=100), TrainSpec(batch_size=4, learning_starts=0), Counters()

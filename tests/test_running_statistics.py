@@ -162,6 +162,19 @@ def test_one_of_both_leaves_the_other_as_it_is(setting: str) -> None:
         assert {name for name in before if not np.array_equal(before[name], after[name])} == changed
 
 
+def test_an_actor_uses_what_it_has_seen_before_the_run_publishes_it() -> None:
+    transition = transition_of(TinyDQN, VECTOR, spaces.Discrete(2), BOTH)
+    statistics = ActorStatistics(transition, 2, GAMMA)
+    obs = np.random.default_rng(0).normal(5.0, 3.0, (6, 2, 4)).astype(np.float32)
+    statistics.begin(obs[0])
+    for seen in obs[1:]:
+        statistics.observed(seen)
+    statistics.write({f.name: np.zeros(f.shape) for f in transition.statistics})
+    rows = obs.reshape(-1, 4)
+    expected = (rows - rows.mean(axis=0)) / rows.std(axis=0)
+    np.testing.assert_allclose(statistics.normalized(rows), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_an_actor_keeps_no_observations_that_nobody_counts() -> None:
     transition = transition_of(TinyDQN, VECTOR, spaces.Discrete(2), {"reward_standardization": "returns"})
     statistics = ActorStatistics(transition, 2, GAMMA)

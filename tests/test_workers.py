@@ -605,6 +605,8 @@ def test_rates_leave_out_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     rate = StepRate()
     assert (rate.recent, rate.overall, rate.busy, rate.total_s) == (0.0, 0.0, 0.0, 0.0)
     rate.started()
+    rate.trained(0, idle=False)
+    assert (rate.recent, rate.overall) == (0.0, 0.0), "no time has passed"
     now[0] += 1.0
     rate.trained(10, idle=True)
     now[0] += 3.0  # waiting for data
@@ -632,6 +634,7 @@ def test_learners_may_count_the_seconds_of_their_steps(monkeypatch: pytest.Monke
     assert (rate.steps, rate.timed_steps, rate.busy_s) == (20, 20, 2.0)
     assert rate.busy == 10.0
     assert rate.overall == pytest.approx(20 / 6)
+    assert rate.recent == pytest.approx(10 / 3), "the last two steps are seconds apart"
 
 
 def test_an_iteration_whose_beginning_was_not_seen_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
