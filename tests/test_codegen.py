@@ -36,7 +36,7 @@ from composer.measurement import Measurement
 from composer.placement import Placement
 from composer.platform import Platform
 from composer.problem import Problem
-from composer.storage_rule import StorageRule
+from composer.storage_rule import STAYS, StorageRule
 from pearl.algorithms import DQN
 from pearl.backends import backend_of
 from pearl.devices.description import Connection, Device
@@ -355,6 +355,14 @@ def test_a_data_storage_goes_where_there_is_room() -> None:
     assert rule.refusal(small.name, small.name) == "it has 1 GB of memory, 4.8 are needed"
     assert rule.refusal("cpu0", small.name) is None
     assert rule.refusal(cuda.name, cuda.name) is None  # it reads rows in the host's memory
+
+
+@pytest.mark.parametrize("setting", [{"storage": "memmap"}, {"share_next_obs": True}, {"share_frames": True}])
+def test_a_data_storage_that_needs_the_host_stays_there(setting: dict[str, Any]) -> None:
+    cuda = dataclasses.replace(DEVICES[2], memory_gb=1.0)
+    rule = StorageRule({d.name: d for d in (DEVICES[0], cuda)}, "cpu0", ReplaySpec(1000, **setting), 48)
+    assert rule.refusal(cuda.name, cuda.name) == STAYS
+    assert rule.refusal("cpu0", cuda.name) is None
 
 
 def test_a_schedule_that_cannot_be_written_is_refused() -> None:

@@ -58,6 +58,18 @@ class Model:
         return choose_learners(counts, intervals, self, one=self.candidate(1, 0))
 
 
+def test_the_other_candidates_are_compared_with_the_choice() -> None:
+    compared = {
+        ONE: "2.00x slower",
+        LearnersCandidate(2, 1, 2000.0, 2000.0): "chosen",
+        LearnersCandidate(2, 4, 2060.0, 2060.0): "1.03x faster, too little for more steps",
+        LearnersCandidate(2, 1, 2020.0, 2020.0, nodes=(("", 1), ("a", 1))): "1.01x faster, too little for more nodes",
+        LearnersCandidate(4, 1, 2200.0, 2200.0): "1.10x faster, too little for more Learners",
+    }
+    choice = LearnersChoice(2, 1, tuple(compared), (), "", "")
+    assert {candidate: choice.why_not(candidate) for candidate in compared} == compared
+
+
 @given(st.floats(1.0, 1e4), st.floats(1.0, 1e4), st.floats(0.0, 1e5), st.floats(0.0, 1e4))
 def test_more_learners_are_worth_their_cores_and_average_as_often_as_costs_little(
     fixed_us: float, batch_us: float, average_us: float, collect_us: float
