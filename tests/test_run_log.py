@@ -49,23 +49,30 @@ def test_episodes_and_scalars_are_in_the_csv_files_and_in_tensorboard(tmp_path: 
     episodes = pd.read_csv(tmp_path / "episodes.csv")
     assert list(episodes.columns) == ["env_steps", "wall_s", "actor", "return", "length", "episodes"]
     assert episodes["return"].tolist() == [1, 2, 3, 4, 5]
+    assert episodes[["env_steps", "actor", "length", "episodes"]].to_numpy().tolist() == [
+        [step, step % 2, step, 1] for step in range(1, 6)
+    ]
     rows = pd.read_csv(tmp_path / "progress.csv")
     assert list(rows.columns)[:4] == ["wall_s", "env_steps", "gradient_steps", "episodes"]
     assert rows[["env_steps", "eps", "loss"]].to_numpy().tolist() == [[5, 12.5, 0.25]]
     assert rows["gps"].isna().all()
     assert events(tmp_path, "run/loss") == [(5, 0.25)]
-    assert events(tmp_path, "episode/return") == [(5, 3.0)]
+    assert events(tmp_path, "episode/return") == events(tmp_path, "episode/length") == [(5, 3.0)]
 
 
 def test_a_new_scalar_becomes_a_column(tmp_path: Path) -> None:
     with RunLog(tmp_path) as log:
-        log.scalars(1, {"eps": 1.0})
+        log.scalars(1, {"eps": 1.0, "wall_s": 7.0})
         log.scalars(2, {"td/error, mean": 0.5, "loss": math.nan})
         log.scalars(3, {"eps": 3.0})
     rows = pd.read_csv(tmp_path / "progress.csv")
     assert rows["td/error, mean"].tolist()[1] == 0.5
     assert rows["eps"].tolist()[::2] == [1.0, 3.0]
+    assert rows["wall_s"].tolist()[0] == 7.0
     assert events(tmp_path, "td/error, mean") == [(2, 0.5)]
+    for absent in ("run/loss", "run/wall_s"):  # not a number, and the time that TensorBoard knows anyway
+        with pytest.raises(KeyError):
+            events(tmp_path, absent)
 
 
 def test_evaluations_are_recorded(tmp_path: Path) -> None:
