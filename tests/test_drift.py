@@ -17,6 +17,7 @@ def test_the_term_that_explains_most_of_a_slowdown_is_named() -> None:
     text = str(drift)
     assert "iterations take 250.0 us, 2.50 times the 100.0 us" in text
     assert "sampling: 180.0 us instead of 30.0 us" in text
+    assert "160.0 us, 1.60 times the 100.0 us" in str(Drift(PREDICTED, {ITERATION: 160.0}))
 
 
 def test_the_term_that_explains_most_of_a_speed_up_is_named() -> None:

@@ -228,6 +228,21 @@ def test_items_last_at_the_largest_ratio_that_is_taken(mode: Any, replacement: b
     assert pace.achieved == pytest.approx(ratio, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("mode", "capacity", "most", "advice"),
+    [
+        ("uniform", 300, 1, "Lower replay_ratio to 0.426,"),  # (300 - 2 * 64) / (300 + 2 * 52)
+        ("uniform", 300, 3, "Lower replay_ratio to 1.59,"),  # (900 - 4 * 64) / 404
+        ("fifo", 300, 3, "Lower replay_ratio to 3,"),
+        ("uniform", 128, 1, "Raise the replay's size,"),
+    ],
+)
+def test_the_largest_ratio_leaves_samples_for_two_batches(mode: Any, capacity: int, most: int, advice: str) -> None:
+    spec = ReplaySpec(capacity, mode=mode, max_times_sampled=most)
+    with pytest.raises(ConfigurationError, match=re.escape(advice)):
+        check_samples_last(spec, TrainSpec(batch_size=64, replay_ratio=10.0), 52)
+
+
 def test_another_ratio_holds_for_what_comes_after_it() -> None:
     counters = Counters()
     pace = ReplayRatio(TrainSpec(batch_size=10, replay_ratio=4.0, learning_starts=100), counters, 50)
