@@ -20,6 +20,7 @@ from policies import (
     Case,
     MaskedDQN,
     MaskedPPO,
+    NormedDQN,
     observations,
     run_folder,
     trained,
@@ -229,6 +230,16 @@ def test_a_state_that_a_trace_does_not_follow_is_refused(tmp_path: Path, form: A
     policy = pearl.load_policy(run_folder(tmp_path / "run", case), trainer=Resetting)
     with pytest.raises(PolicyError, match="its get_action_from has decisions in Python"):
         export_policy(policy, tmp_path / "file", form)
+
+
+@pytest.mark.parametrize("form", ["torchscript", "onnx"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_bounds_of_observations_may_be_the_largest_numbers(tmp_path: Path, dtype: Any, form: Any) -> None:
+    if form == "onnx":
+        pytest.importorskip("onnx")
+    largest = np.finfo(dtype).max
+    case = NormedDQN, spaces.Box(-largest, largest, (5,), dtype), spaces.Discrete(5)
+    export_policy(pearl.load_policy(run_folder(tmp_path / "run", case)), tmp_path / "file", form)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from torch import nn
 from trainers import OwnTrainer
 
 from pearl.algorithms import DDPG, DQN, SAC, TD3
+from pearl.algorithms.inputs import random_observations
 from pearl.algorithms.networks import NatureCNN
 from pearl.algorithms.trainer import flattening_note, make_trainer
 from pearl.errors import ConfigurationError, TrainerError
@@ -153,6 +154,21 @@ def test_images_that_the_nature_cnn_takes_go_through_it() -> None:
 def test_images_with_their_channels_last_are_refused() -> None:
     with pytest.raises(TrainerError, match=r"\(210, 160, 3\) look like images \(height, width, channels\).*Grayscale"):
         made(DQN, spaces.Box(0, 255, (210, 160, 3), np.uint8))
+
+
+def test_the_largest_numbers_may_be_the_bounds_of_observations() -> None:
+    largest = float(np.finfo(np.float64).max)
+    made(OwnTrainer, spaces.Box(-largest, largest, (4,), np.float64))
+
+
+def test_random_observations_lie_within_their_space_and_are_no_huge_numbers() -> None:
+    low, high = np.array([-1e38, 0.0, -1e38, 2e3, -1.0, 1e9]), np.array([1e38, 1e38, -5e3, 1e38, 1.0, 1e9 + 1.0])
+    box = spaces.Box(low, high, dtype=np.float64)
+    drawn = random_observations(box, 500, seed=1)
+    np.testing.assert_array_equal(drawn, random_observations(box, 500, seed=1))
+    assert all(box.contains(one) for one in drawn)
+    assert np.abs(drawn[:, :5]).max() < 1e4
+    assert drawn[:, 4].max() - drawn[:, 4].min() > 1.9
 
 
 def test_a_vector_of_bytes_is_scaled() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
@@ -72,3 +76,20 @@ def unit_scale(box: spaces.Box, scaled: np.ndarray | None = None) -> tuple[np.nd
         center = np.where(chosen, (high + low) / 2, 0.0)
         half_range = np.where(chosen & (high > low), (high - low) / 2, 1.0)
     return center.astype(np.float32), half_range.astype(np.float32)
+
+
+def random_observations(space: gym.Space[Any], count: int, seed: int) -> np.ndarray:
+    """`count` observations of `space` `(count, *shape)`, the same for the same `seed`.
+
+    Numbers with bounds that say nothing about the values are drawn as those without bounds: float32 may not hold what
+    is between such bounds, and NumPy draws nothing between float64's largest numbers.
+    """
+    drawn = copy.deepcopy(space)  # seeding must not change the samples of the environment's own space
+    if type(drawn) is spaces.Box and np.issubdtype(drawn.dtype, np.floating):
+        low, high, infinity = drawn.low, drawn.high, drawn.dtype.type(np.inf)
+        with np.errstate(over="ignore"):
+            wide = high - low > 2 * _WIDEST
+        low, high = np.where(wide & (low < -_WIDEST), -infinity, low), np.where(wide & (high > _WIDEST), infinity, high)
+        drawn = spaces.Box(low, high, dtype=drawn.dtype.type)
+    drawn.seed(seed)
+    return np.stack([np.asarray(drawn.sample()) for _ in range(count)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import copy
 import dataclasses
 import difflib
 import functools
@@ -21,6 +20,7 @@ from gymnasium import spaces
 from pearl.action_masks import mask_parts
 from pearl.algorithms.arrays import ArrayModule, ArrayParts, ArrayStatistics, TorchRandom, has_convolutions
 from pearl.algorithms.batch import Batch, batch_type
+from pearl.algorithms.inputs import random_observations
 from pearl.algorithms.lazy_dynamo import mark_optimizers_lazily
 from pearl.algorithms.other_names import counterpart
 from pearl.algorithms.spaces import ActionKind
@@ -946,11 +946,8 @@ def check_trainer(trainer: TrainerLike, observation_space: gym.Space[Any], actio
             f"{name}.input_shape is {tuple(stated)}, but the environment's observations have shape {expected}. "
             "Build the network for the environment's observation_space, or wrap the environment."
         )
-    # A copy: seeding must not change the samples of the environment's own space.
-    space = copy.deepcopy(observation_space)
-    space.seed(0)
-    tried = min(_TRIED_OBSERVATIONS, max(2, _TRIED_NUMBERS // max(1, observation_size(space))))
-    sample = np.stack([np.asarray(space.sample()) for _ in range(tried)])
+    tried = min(_TRIED_OBSERVATIONS, max(2, _TRIED_NUMBERS // max(1, observation_size(observation_space))))
+    sample = random_observations(observation_space, tried, seed=0)
     obs = torch.as_tensor(sample if sample.dtype == np.uint8 else sample.astype(np.float32))
     obs = obs.to(getattr(trainer, "device", "cpu"))
     training = set_evaluation_mode(trainer)  # layers that keep statistics must not take these for observations

@@ -5,7 +5,6 @@ What is exported is compared with `SavedPolicy.predict` on random observations b
 
 from __future__ import annotations
 
-import copy
 import json
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from gymnasium import spaces
 
 from pearl.action_masks import mask_parts
 from pearl.actors.actions import first_action
+from pearl.algorithms.inputs import random_observations
 from pearl.algorithms.trainer import (
     RecurrentTrainer,
     Trainer,
@@ -114,7 +114,8 @@ class _Graph(NamedTuple):
 
     def random_inputs(self, policy: SavedPolicy, count: int, seed: int) -> list[np.ndarray]:
         """Inputs of a batch of `count`, with masks that allow something and states of any episode."""
-        rng, found = np.random.default_rng(seed), [_random_observations(policy, count, seed)]
+        rng = np.random.default_rng(seed)
+        found = [random_observations(policy.observation_space, count, seed).astype(policy.observation_dtype)]
         if "action_mask" in self.inputs:
             parts = []
             for choices in mask_parts(policy.action_space):
@@ -283,13 +284,6 @@ def _onnx(policy: SavedPolicy) -> bytes:
         ) from error
     _compare(policy, graph, lambda given: session.run(None, dict(zip(graph.inputs, given, strict=True))), "ONNX")
     return content
-
-
-def _random_observations(policy: SavedPolicy, count: int, seed: int) -> np.ndarray:
-    """Observations of the space; unbounded elements are normal, so that normalised networks see common values."""
-    space = copy.deepcopy(policy.observation_space)
-    space.seed(seed)
-    return np.stack([np.asarray(space.sample()) for _ in range(count)]).astype(policy.observation_dtype)
 
 
 def _compare(policy: SavedPolicy, graph: _Graph, act: Callable[[Arrays], Arrays], what: str) -> None:
