@@ -95,6 +95,12 @@ def test_an_environment_that_fails_is_named_with_the_method(walk: str, method: s
         suggest(walk)
 
 
+def test_bounds_of_actions_that_count_as_none_are_not_drawn_from(walk: str) -> None:
+    largest = float(np.finfo(np.float64).max)
+    registered(actions=spaces.Box(-largest, largest, (2,), np.float64))
+    assert suggest(walk).algorithm.value == "PPO"
+
+
 def test_unsupported_spaces_are_named_with_what_is_supported(walk: str) -> None:
     registered(actions=spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2))))
     with pytest.raises(EnvError, match=r"takes the actions Tuple.*they take Discrete, Box, MultiDiscrete"):

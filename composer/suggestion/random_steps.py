@@ -16,6 +16,7 @@ from pearl.actors.environment import close_envs, make_vector_env
 from pearl.actors.hindsight import has_goals
 from pearl.actors.report import Report
 from pearl.actors.vectorization import autoreset_mode
+from pearl.algorithms.inputs import without_wide_bounds
 from pearl.algorithms.suggestions import RandomSteps, Signal, signal_of
 from pearl.error_place import described
 from pearl.errors import EnvError
@@ -25,6 +26,7 @@ BUDGET_S = 2.0  # of all steps
 _MOST_STEPS, _LEAST_STEPS = 400, 10  # of a vector of environments
 _LEAST_SHIFTS = 10  # steps that moved the frames of a stack, to call it one
 _MOST_ELEMENTS = 4096  # of an observation whose deviations are told; images have more
+_WIDEST_ACTION = float(np.finfo(np.float32).max) / 2  # beyond, bounds count as none, as for the algorithms
 _NUMBERS = 9  # before the deviations
 
 
@@ -58,13 +60,14 @@ def _step(setup: ActorSetup, budget_s: float, report: Report) -> list[float]:
     report.ready()
     try:
         rng = np.random.default_rng(setup.seed)
-        envs.action_space.seed(int(rng.integers(2**31)))
+        drawn = without_wide_bounds(envs.action_space, _WIDEST_ACTION)
+        drawn.seed(int(rng.integers(2**31)))
         observations, _ = _called(name, "reset", lambda: envs.reset(seed=setup.seed))
         seen = _Seen(count, resets_later=autoreset_mode(envs) == AutoresetMode.NEXT_STEP)
         deadline = time.monotonic() + budget_s
         while seen.steps < _MOST_STEPS and (seen.steps < _LEAST_STEPS or time.monotonic() < deadline):
             seen.observe(observations)
-            actions = envs.action_space.sample()
+            actions = drawn.sample()
             start = time.perf_counter_ns()
             observations, rewards, terminated, truncated, _ = _called(name, "step", lambda: envs.step(actions))  # noqa: B023
             seen.step((time.perf_counter_ns() - start) / 1e3, actions, rewards, terminated, truncated)

@@ -78,18 +78,26 @@ def unit_scale(box: spaces.Box, scaled: np.ndarray | None = None) -> tuple[np.nd
     return center.astype(np.float32), half_range.astype(np.float32)
 
 
+def without_wide_bounds(space: gym.Space[Any], widest: float = _WIDEST) -> gym.Space[Any]:
+    """The space to draw numbers from: bounds beyond `widest` that are further apart than twice that count as none.
+
+    Others are left as they are. NumPy draws nothing between the largest numbers of float64.
+    """
+    if type(space) is not spaces.Box or not np.issubdtype(space.dtype, np.floating):
+        return space
+    low, high, infinity = space.low, space.high, space.dtype.type(np.inf)
+    with np.errstate(over="ignore"):
+        wide = high - low > 2 * widest
+    low, high = np.where(wide & (low < -widest), -infinity, low), np.where(wide & (high > widest), infinity, high)
+    return spaces.Box(low, high, dtype=space.dtype.type)
+
+
 def random_observations(space: gym.Space[Any], count: int, seed: int) -> np.ndarray:
     """`count` observations of `space` `(count, *shape)`, the same for the same `seed`.
 
-    Numbers with bounds that say nothing about the values are drawn as those without bounds: float32 may not hold what
-    is between such bounds, and NumPy draws nothing between float64's largest numbers.
+    Numbers with bounds that say nothing about the values are drawn as those without bounds: networks may not take the
+    numbers between such bounds.
     """
-    drawn = copy.deepcopy(space)  # seeding must not change the samples of the environment's own space
-    if type(drawn) is spaces.Box and np.issubdtype(drawn.dtype, np.floating):
-        low, high, infinity = drawn.low, drawn.high, drawn.dtype.type(np.inf)
-        with np.errstate(over="ignore"):
-            wide = high - low > 2 * _WIDEST
-        low, high = np.where(wide & (low < -_WIDEST), -infinity, low), np.where(wide & (high > _WIDEST), infinity, high)
-        drawn = spaces.Box(low, high, dtype=drawn.dtype.type)
+    drawn = without_wide_bounds(copy.deepcopy(space))  # seeding must not change the environment's own samples
     drawn.seed(seed)
     return np.stack([np.asarray(drawn.sample()) for _ in range(count)])
