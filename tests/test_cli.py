@@ -515,6 +515,15 @@ def test_report_of_an_incomplete_summary_shows_what_is_there(tmp_path):
     assert "CartPole-v1" in result.stdout
 
 
+def test_report_leaves_out_what_is_not_known_yet(tmp_path):
+    (tmp_path / "progress.csv").write_text("env_steps,training_return,td_error,power/watts\n2000,nan,0.25,\n")
+    result = invoke("report", tmp_path)
+    assert result.exit_code == 0
+    assert "td_error" in result.stdout
+    assert " nan " not in result.stdout
+    assert "watts" not in result.stdout
+
+
 def test_report_of_a_killed_run_takes_the_last_complete_row(tmp_path):
     (tmp_path / "progress.csv").write_text("wall_s,env_steps,mean_return\n1.0,1000,20.5\n2.0,2000,30.25\n3.0,30")
     result = invoke("report", tmp_path)

@@ -93,7 +93,8 @@ def _report(
         ("Newest evaluation (greedy)", "evaluations.csv"),
     ):
         if row := read(run_dir / name, _last_row):
-            out.print(facts_table(title, {key: _rounded(value) for key, value in row.items() if value}))
+            known = {key: _rounded(value) for key, value in row.items() if value not in ("", "nan")}
+            out.print(facts_table(title, known))
     if bench_path.is_file() and (rates := read(bench_path, read_json)) is not None:
         out.print(rates_table(rates))
         if table := iteration_table(rates):
