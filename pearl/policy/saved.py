@@ -291,8 +291,9 @@ class SavedPolicy:
     def _check_finite(self, observations: np.ndarray) -> None:
         if not np.isfinite(observations).all():
             raise PolicyError(
-                f"An observation for the policy of {self.env} holds NaN or infinity, which no policy was trained on. "
-                "Correct the environment or the sensor that it comes from."
+                f"An observation for the policy of {self.env} holds NaN or infinity, which no policy was trained on "
+                "(numbers beyond 3.4e38 are infinite in float32). Correct the environment or the sensor that it comes "
+                "from."
             )
 
     def _explored(self, observations: np.ndarray, masks: np.ndarray | None) -> np.ndarray:
