@@ -27,7 +27,7 @@ from pearl.algorithms.arrays import (
     TorchRandom,
 )
 from pearl.algorithms.inputs import takes_cnn
-from pearl.algorithms.spaces import ActionKind, check_observations
+from pearl.algorithms.spaces import ActionKind, check_holds_numbers, check_observations
 from pearl.algorithms.suggestions import Choice, Facts, choose_gamma, choose_normalization, return_size
 from pearl.algorithms.trainer import DataFlowKind, Trainer, uses_masks
 from pearl.algorithms.update_frequency import FREQ, STEPS
@@ -96,6 +96,7 @@ class ActionDistribution:
     @classmethod
     def of(cls, name: str, space: gym.Space[Any]) -> ActionDistribution:
         """The distribution of actions in `space`; EnvError if the class `name` cannot act there."""
+        check_holds_numbers(name, space)
         if isinstance(space, spaces.Discrete):
             return cls((int(space.n),), 1)
         if isinstance(space, spaces.MultiDiscrete):

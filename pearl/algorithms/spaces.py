@@ -38,6 +38,12 @@ def check_observations(name: str, space: gym.Space[Any]) -> None:
         raise EnvError(f"{name} needs observations that hold numbers; the environment has {space}, which holds none.")
 
 
+def check_holds_numbers(name: str, space: gym.Space[Any]) -> None:
+    """Raise EnvError if actions of `space` hold no number for the class `name` to choose."""
+    if 0 in (space.shape or ()):
+        raise EnvError(f"{name} needs actions that hold numbers; the environment has {space}, which holds none.")
+
+
 def check_actions(name: str, algorithm: str, wanted: ActionKind, space: gym.Space[Any]) -> None:
     """Raise EnvError, naming algorithms that can, unless `algorithm`, here the class `name`, can act in `space`."""
     from pearl.algorithms import algorithms_for, one_of_algorithms
@@ -62,6 +68,7 @@ def check_actions(name: str, algorithm: str, wanted: ActionKind, space: gym.Spac
             f"For {'discrete' if kind == 'Discrete' else 'continuous'} actions derive from "
             f"pearl.algorithms.{one_of_algorithms(kind)}."
         )
+    check_holds_numbers(name, space)
     if space.shape == () and kind == "Box":
         raise EnvError(
             f"{name} needs actions of one dimension or more; the environment has {space}, of shape (). "

@@ -347,6 +347,14 @@ def test_actions_that_an_algorithm_cannot_take_are_named(name: str, actions: gym
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("actions", [spaces.Box(-1.0, 1.0, (2, 0)), spaces.MultiDiscrete([])], ids=["Box", "choices"])
+def test_actions_that_hold_no_numbers_are_named(name: str, actions: gym.Space[Any]) -> None:
+    takes = type(actions).__name__ in TRAINERS[name]._action_kinds
+    with pytest.raises(EnvError, match="which holds none" if takes else name):
+        make_trainer(TRAINERS[name], OBS, actions)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize(
     ("observations", "message"),
     [
