@@ -43,7 +43,7 @@ class Options:
     trace: Path | None = None
     plain: bool = False
     plot: bool = True
-    recompose: bool = False
+    recompose: bool | None = None  # None: the command line says nothing about it
     drift_threshold: float = 1.5
     drift_seconds: float = 60.0
     ray: str | None = None  # the address of a Ray cluster for the actors, "local" for one of this machine alone
@@ -247,9 +247,9 @@ def parse_options(
     add(
         "--recompose",
         action=argparse.BooleanOptionalAction,
-        default=False,
+        default=None,
         help="when iterations drift from the prediction: save a checkpoint, measure and place again, and go on with "
-        "the new program, which is written next to this one",
+        "the new program, which is written next to this one (default: only report that)",
     )
     add(
         "--drift-threshold",

@@ -543,7 +543,9 @@ class Run(abc.ABC):
         if drift is None or self._supervisor.stop_reason:
             return
         if not self.options.recompose:
-            advice = "; --recompose would measure and place again" if self.program.composer_inputs is not None else ""
+            declined = self.options.recompose is not None  # also by a run that was composed again, as best placed
+            possible = self.program.composer_inputs is not None and not declined
+            advice = "; --recompose would measure and place again" if possible else ""
             logger.warning("For %g s, %s%s.", self.options.drift_seconds, drift, advice)
         elif self.program.composer_inputs is None or self.options.program is None:
             logger.warning(
