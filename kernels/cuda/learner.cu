@@ -462,7 +462,7 @@ PEARL_DEVICE bool healthy(const Context& c, float loss) {
   Outcome& outcome = *c.outcome;
   if (!no_failure_pending(outcome)) return false;
   if (finite(loss)) return true;
-  outcome.failure = kDiverged;
+  note_failure(outcome, kDiverged);
   return false;
 }
 
@@ -573,7 +573,7 @@ PEARL_LEARNER_KERNEL pearl_move_weights(const Context* context, const Tile* tile
   const StepArguments step = numbers->moves[policy];
   Outcome& outcome = *c.outcome;
   // Another block may note a failure meanwhile: all threads of this one must agree on it.
-  const bool failed = outcome.failure != 0;
+  const bool failed = Atomic<std::int32_t>(outcome.failure).load() != 0;
   const float loss = total_of(c, block, policy ? &Sums::policy_loss : &Sums::loss, failed);
   if (!healthy(c, loss)) return;
   float factor = 1.0f, norm = 0.0f;
@@ -581,7 +581,7 @@ PEARL_LEARNER_KERNEL pearl_move_weights(const Context* context, const Tile* tile
     for (int t = block.thread; t < count; t += block.threads) norm += c.squares[t];
     norm = math::sqrt(sum(place, norm));
     if (!finite(norm)) {
-      outcome.failure = kDiverged;
+      note_failure(outcome, kDiverged);
       return;
     }
     factor = math::fmin(1.0f, c.max_grad_norm / (norm + 1e-6f));

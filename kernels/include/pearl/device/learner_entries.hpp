@@ -178,7 +178,7 @@ PEARL_DEVICE bool healthy(const Context& c, bool policy, Sums& total) {
     total.entropy_gap += c.sums[g].entropy_gap;
   }
   if (finite(policy ? total.policy_loss : total.loss)) return true;
-  outcome.failure = kDiverged;
+  note_failure(outcome, kDiverged);
   return false;
 }
 

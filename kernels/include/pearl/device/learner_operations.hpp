@@ -15,6 +15,7 @@
 #define PEARL_HAS_TAPE (PEARL_RULE == 0)
 
 using namespace pearl::tape;
+using pearl::device::Atomic;
 using pearl::device::barrier;
 using pearl::device::Place;
 using pearl::device::place_here;
@@ -148,9 +149,15 @@ PEARL_DEVICE void reduce(const Lane& lane, const Instruction& i) {
   *y = (i.flags & kAccumulate) != 0 ? *y + i.scalar * sum : i.scalar * sum;
 }
 
+// Of several lanes that fail, any is named.
 PEARL_DEVICE void fail(const Lane& lane, int failure) {
-  lane.context.outcome->failed_at = static_cast<int>(lane.row);
-  lane.context.outcome->pending = failure;
+  Atomic<std::int32_t>(lane.context.outcome->failed_at).store(static_cast<int>(lane.row));
+  Atomic<std::int32_t>(lane.context.outcome->pending).store(failure);
+}
+
+// Every work-item may note it.
+PEARL_DEVICE void note_failure(Outcome& outcome, std::int32_t failure) {
+  Atomic<std::int32_t>(outcome.failure).store(failure);
 }
 
 PEARL_DEVICE int best_action(const float* values, int actions) {
@@ -337,7 +344,7 @@ using Mover = WeightMover<PEARL_RULE, has_targets>;
 // Takes over a failure that the tape has noted. Returns whether there was none.
 PEARL_DEVICE bool no_failure_pending(Outcome& outcome) {
   if (outcome.pending == 0) return true;
-  outcome.failure = outcome.pending;
+  note_failure(outcome, outcome.pending);
   return false;
 }
 
