@@ -336,6 +336,7 @@ RACES = [
     ("pearl_reverse_by_copies", "waiting_late"),
     ("pearl_swap", "without_waiting"),
     ("pearl_count", "without_barrier"),
+    ("pearl_change_bytes", "without_waiting"),
 ]
 
 

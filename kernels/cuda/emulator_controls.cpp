@@ -118,6 +118,20 @@ PEARL_KERNEL pearl_count(std::int32_t* x) { count_threads(x, true); }
 
 PEARL_KERNEL pearl_count_without_barrier(std::int32_t* x) { count_threads(x, false); }
 
+// A thread writes a word, and others change a byte each: the result is x itself.
+void change_bytes(std::int32_t* x, bool wait) {
+  __shared__ std::int32_t held[kThreads / 4];
+  auto* const bytes = reinterpret_cast<unsigned char*>(held);
+  if (threadIdx.x % 4 == 0) held[threadIdx.x / 4] = -1;
+  if (wait) __syncwarp();
+  bytes[threadIdx.x] = static_cast<unsigned char>(x[threadIdx.x]);
+  x[threadIdx.x] = bytes[threadIdx.x];
+}
+
+PEARL_KERNEL pearl_change_bytes(std::int32_t* x) { change_bytes(x, true); }
+
+PEARL_KERNEL pearl_change_bytes_without_waiting(std::int32_t* x) { change_bytes(x, false); }
+
 PEARL_KERNEL pearl_same_value(std::int32_t* x) { x[kThreads - 1] = 0; }
 
 PEARL_KERNEL pearl_two_arguments(std::int32_t* x, float) { x[0] = 0; }
@@ -126,6 +140,8 @@ using pearl::emulator::call;
 
 const pearl::emulator::Registered registered{{
     {"controls", "", "pearl_chain_of_blocks", &call<pearl_chain_of_blocks>},
+    {"controls", "", "pearl_change_bytes", &call<pearl_change_bytes>},
+    {"controls", "", "pearl_change_bytes_without_waiting", &call<pearl_change_bytes_without_waiting>},
     {"controls", "", "pearl_copy_at_the_end", &call<pearl_copy_at_the_end>},
     {"controls", "", "pearl_copy_beyond", &call<pearl_copy_beyond>},
     {"controls", "", "pearl_copy_unaligned", &call<pearl_copy_unaligned>},

@@ -38,7 +38,7 @@ using Pair = std::array<Access, 2>;
 // The last write of each byte of a word, and what has come after.
 struct Word {
   std::array<Access, kWord> writes;
-  bool whole = false;  // the last write was of all bytes
+  bool whole = false;  // they are one
   Pair reads, atomic_reads, atomic_writes;
 };
 
@@ -135,10 +135,7 @@ void keep(Pair& pair, const Access& access) {
 void note_word(Word& word, const Access& now, const void* memory) {
   const bool atomic = now.kind == Kind::atomic_read || now.kind == Kind::atomic_write;
   const bool writes = now.kind != Kind::read && now.kind != Kind::atomic_read;
-  for (std::size_t byte = 0; byte < kWord; ++byte) {
-    if ((now.bytes >> byte & 1u) != 0) check(word.writes[byte], now, memory);
-    if (word.whole) break;
-  }
+  for (std::size_t byte = 0; byte < (word.whole ? 1 : kWord); ++byte) check(word.writes[byte], now, memory);
   const auto check_all = [&](const Pair& pair) {
     for (const Access& before : pair) check(before, now, memory);
   };
