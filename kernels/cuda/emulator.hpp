@@ -175,7 +175,9 @@ struct Registered {
 inline void __syncthreads(const std::source_location& source = std::source_location::current()) {
   pearl::emulator::wait_for_block(source);
 }
-inline void __syncwarp() { pearl::emulator::wait_for_warp(); }
+inline void __syncwarp() {
+  if constexpr (pearl::emulator::races::kFound) pearl::emulator::wait_for_warp();  // else nothing depends on it
+}
 
 namespace pearl::emulator {
 
