@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from typer.testing import CliRunner
 import pearl
 from pearl.action_masks import mask_parts
 from pearl.actors.observations import prepare
-from pearl.algorithms import DQN, RecurrentDQN, RecurrentPPO
+from pearl.algorithms import DQN, PPO, RecurrentDQN, RecurrentPPO
 from pearl.cli import app
 from pearl.errors import MissingExtraError, PolicyError
 from pearl.policy import SavedPolicy, export_policy
@@ -240,6 +241,14 @@ def test_bounds_of_observations_may_be_the_largest_numbers(tmp_path: Path, dtype
     largest = np.finfo(dtype).max
     case = NormedDQN, spaces.Box(-largest, largest, (5,), dtype), spaces.Discrete(5)
     export_policy(pearl.load_policy(run_folder(tmp_path / "run", case)), tmp_path / "file", form)
+
+
+def test_actions_with_the_largest_numbers_as_bounds_are_compared_without_a_warning(tmp_path: Path) -> None:
+    largest = np.finfo(np.float32).max
+    policy = pearl.load_policy(run_folder(tmp_path / "run", (PPO, VECTOR, spaces.Box(-largest, largest, (2,)))))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        export_policy(policy, tmp_path / "file", "torchscript")
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

@@ -313,5 +313,7 @@ def _close(policy: SavedPolicy, found: np.ndarray, expected: np.ndarray) -> bool
     space = policy.action_space
     if not isinstance(space, spaces.Box):
         return float(np.mean(found != expected)) <= _TIES
-    width = np.where(np.isfinite(space.high - space.low), space.high - space.low, 1.0 + np.abs(expected))
+    with np.errstate(over="ignore"):
+        width = space.high - space.low
+    width = np.where(np.isfinite(width), width, 1.0 + np.abs(expected))
     return bool(np.all(np.abs(found - expected) <= _TOLERANCE * width))
