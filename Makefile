@@ -102,13 +102,14 @@ sanitize: setup  ## C++ tests under ASan + UBSan, then TSan
 # Where pip has built the native modules.
 NATIVE_BUILD = build/$(shell $(BIN)/python -c 'import sys, sysconfig as s; v = "cp%d%d" % sys.version_info[:2]; \
   print(v, v, s.get_platform().replace("-", "_"), sep="-")')
-# Tests of what kernels compute. Races are found in any order of threads: one is enough.
+# Tests that run each kernel and each way through it once: races are found in any order of threads. RACE_CHOICE=cuda runs
+# all of the kernels' tests.
 RACE_TESTS := tests/contracts/test_replay_manager.py tests/contracts/test_data_storage.py \
   tests/contracts/test_advantages.py tests/contracts/test_learners.py tests/test_cuda_kernels.py \
   tests/test_device_learner.py tests/test_device_loop.py
-RACE_CHOICE := races or (cuda and not nvcc and not nvrtc and not megabytes and not settings and not benchmark) or \
-  ascending or gradients
-NOT_FOR_RACES := sycl or descending or shuffled or host_inserts
+RACE_CHOICE ?= races or ascending or gradients or \
+  (cuda and (manager or storage or advantages or diverges or failed or draw or resumes or temperature or launches))
+NOT_FOR_RACES := sycl or descending or shuffled or nvcc or nvrtc or megabytes or benchmark or host_inserts
 races: setup  ## Tests of the CUDA kernels on an emulator in which a race is an error
 	$(BIN)/cmake --build $(NATIVE_BUILD) --target races
 	$(BIN)/python -m pytest $(PYTEST_WORKERS) --dist load -m "not slow" $(PYTEST_ARGS) \
