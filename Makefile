@@ -103,17 +103,17 @@ sanitize: setup  ## C++ tests under ASan + UBSan, then TSan
 NATIVE_BUILD = build/$(shell $(BIN)/python -c 'import sys, sysconfig as s; v = "cp%d%d" % sys.version_info[:2]; \
   print(v, v, s.get_platform().replace("-", "_"), sep="-")')
 # Tests that run each kernel and each way through it once: races are found in any order of threads. RACE_CHOICE=cuda runs
-# all of the kernels' tests.
+# all that need no other order. They are few files: workers share each. ninja does not know make's way to share jobs.
 RACE_TESTS := tests/contracts/test_replay_manager.py tests/contracts/test_data_storage.py \
   tests/contracts/test_advantages.py tests/contracts/test_learners.py tests/test_cuda_kernels.py \
   tests/test_device_learner.py tests/test_device_loop.py
-RACE_CHOICE ?= races or ascending or gradients or \
+RACE_CHOICE ?= ascending or gradients or \
   (cuda and (manager or storage or advantages or diverges or failed or draw or resumes or temperature or launches))
 NOT_FOR_RACES := sycl or descending or shuffled or nvcc or nvrtc or megabytes or benchmark or host_inserts
 races: setup  ## Tests of the CUDA kernels on an emulator in which a race is an error
-	$(BIN)/cmake --build $(NATIVE_BUILD) --target races
+	MAKEFLAGS= $(BIN)/cmake --build $(NATIVE_BUILD) --target races
 	$(BIN)/python -m pytest $(PYTEST_WORKERS) --dist load -m "not slow" $(PYTEST_ARGS) \
-	  -k "($(RACE_CHOICE)) and not ($(NOT_FOR_RACES))" \
+	  -k "races or ($(RACE_CHOICE)) and not ($(NOT_FOR_RACES))" \
 	  --cuda-module $$(echo $(NATIVE_BUILD)/races/_cuda*.so) $(RACE_TESTS)
 
 $(WHEEL_STAMP): $(STAMP)

@@ -30,7 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let the programs that tests start keep their bytecode: without, each compiles PEARL's modules again (0.3 s)."""
+    """Prepare the process before a test imports anything of PEARL's."""
+    # Programs that tests start keep their bytecode: without, each compiles PEARL's modules again (0.3 s).
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if path := config.getoption("--cuda-module"):
         import pearl

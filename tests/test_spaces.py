@@ -158,7 +158,7 @@ def test_images_with_their_channels_last_are_refused() -> None:
 
 def test_the_largest_numbers_may_be_the_bounds_of_observations() -> None:
     largest = float(np.finfo(np.float64).max)
-    made(OwnTrainer, spaces.Box(-largest, largest, (4,), np.float64))
+    assert isinstance(made(OwnTrainer, spaces.Box(-largest, largest, (4,), np.float64)), OwnTrainer)
 
 
 def test_random_observations_lie_within_their_space_and_are_no_huge_numbers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import math
 import time
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class _Logger(Callback):
+class _Logger(Callback, abc.ABC):
     """Sends the numbers of `progress.csv` every `every_s` seconds and at the end, and each evaluation."""
 
     every_s: float = 5.0
@@ -32,11 +33,13 @@ class _Logger(Callback):
                 f"{type(self).__name__}.every_s must be seconds, at least 0; found {self.every_s!r}."
             )
 
+    @abc.abstractmethod
     def _send(self, run: RunContext, values: Mapping[str, float], step: int) -> None:
-        raise NotImplementedError
+        """Send these numbers of environment step `step`."""
 
+    @abc.abstractmethod
     def _finish(self, stopped: str, *, failed: bool) -> None:
-        raise NotImplementedError
+        """End the run there; `stopped` says why."""
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
