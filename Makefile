@@ -32,7 +32,7 @@ CUDA ?= $(if $(filter Linux,$(shell uname -s)),1)
 WITH_SYCL := $(if $(SYCL),$(or $(filter sycl test test-all,$(MAKECMDGOALS)),$(wildcard $(SYCL_STAMP))))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sycl rtl cuda quickstart test test-all lint format typecheck sanitize races fuzz wheel arm64 arm64-tools hooks release docs fpga-model paper bench-paper bench-pixels bench-solve bench-env bench-actors bench-callbacks bench-cuda bench-curves bench-eps bench-fpga bench-gae bench-goals bench-heppo bench-learner bench-model bench-ppo bench-ppo-curves bench-prefetch bench-replay bench-returns bench-rtl bench-scale bench-spo bench-stability bench-startup bench-sycl gpu-check zoo clean
+.PHONY: help setup sycl rtl cuda quickstart test test-all lint format typecheck sanitize races fuzz wheel arm64 arm64-tools hooks release docs fpga-model paper bench-paper bench-pixels bench-solve bench-env bench-actors bench-callbacks bench-cuda bench-curves bench-eps bench-fpga bench-gae bench-goals bench-heppo bench-learner bench-model bench-ppo bench-ppo-curves bench-prefetch bench-quantiles bench-replay bench-returns bench-rtl bench-scale bench-spo bench-stability bench-startup bench-sycl gpu-check zoo clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -201,6 +201,9 @@ bench-callbacks: setup  ## What callbacks cost a run, and what none cost; BENCH_
 
 bench-goals: setup bench-env  ## DQN with hindsight beside Stable-Baselines3's; BENCH_ARGS=--quick for a look
 	$(BENCH)/bin/python -m benchmarks.goals $(BENCH_ARGS)
+
+bench-quantiles: setup bench-env  ## QRDQN and TQC beside sb3-contrib's; BENCH_ARGS=--quick for a look
+	$(BENCH)/bin/python -m benchmarks.quantiles $(BENCH_ARGS)
 
 bench-model: setup sycl  ## The composer's predictions against programs that run; BENCH_ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.model $(BENCH_ARGS)

@@ -34,6 +34,13 @@ _REPLAY_DEFAULTS: dict[str, Any] = {
     "gradient_steps": 1,
 }
 _CRITIC_DEFAULTS: dict[str, Any] = {**_REPLAY_DEFAULTS, "batch_size": 256, "tau": 0.005}
+_SAC_DEFAULTS: dict[str, Any] = {
+    **_CRITIC_DEFAULTS,
+    "learning_rate": 3e-4,
+    "net_arch": (256, 256),
+    "ent_coef": "auto",
+    "target_entropy": "auto",
+}
 _ROLLOUT_DEFAULTS: dict[str, Any] = {**_MLP_DEFAULTS, "ent_coef": 0.0, "vf_coef": 0.5, "max_grad_norm": 0.5}
 _PPO_DEFAULTS: dict[str, Any] = {
     **_ROLLOUT_DEFAULTS,
@@ -63,6 +70,19 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "max_grad_norm": 10.0,
         "net_arch": (64, 64),
     },
+    "qrdqn": {
+        **_REPLAY_DEFAULTS,
+        "learning_rate": 5e-5,
+        "batch_size": 32,
+        "tau": 1.0,
+        "train_freq": 4,
+        "target_update_interval": 10_000,
+        "exploration_fraction": 0.005,
+        "exploration_initial_eps": 1.0,
+        "exploration_final_eps": 0.01,
+        "max_grad_norm": 0.0,
+        "net_arch": (64, 64),
+    },
     "ddpg": {**_CRITIC_DEFAULTS, "learning_rate": 1e-3, "net_arch": (400, 300)},
     "td3": {
         **_CRITIC_DEFAULTS,
@@ -72,13 +92,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "target_policy_noise": 0.2,
         "target_noise_clip": 0.5,
     },
-    "sac": {
-        **_CRITIC_DEFAULTS,
-        "learning_rate": 3e-4,
-        "net_arch": (256, 256),
-        "ent_coef": "auto",
-        "target_entropy": "auto",
-    },
+    "sac": _SAC_DEFAULTS,
+    "tqc": {**_SAC_DEFAULTS, "top_quantiles_to_drop_per_net": 2},
     "ppo": _PPO_DEFAULTS,
     "ppo_lstm": {**_PPO_DEFAULTS, "policy": "MlpLstmPolicy", "n_steps": 128, "batch_size": 128},
     "a2c": {
@@ -94,6 +109,11 @@ _CLASSES = {"ppo_lstm": "RecurrentPPO"}  # where it is not the name of the file
 # The parts of an LSTM in policy_kwargs, with sb3-contrib's defaults.
 _LSTM = {"lstm_hidden_size": 256, "n_lstm_layers": 1, "shared_lstm": False, "enable_critic_lstm": True}
 _LONGEST_SEQUENCE = 32
+# The numbers of quantiles and of their critics in policy_kwargs: our name, and sb3-contrib's default by algorithm.
+_QUANTILES: dict[str, tuple[str, dict[str, int]]] = {
+    "n_quantiles": ("num_quantiles", {"QRDQN": 200, "TQC": 25}),
+    "n_critics": ("num_critics", {"TQC": 2}),
+}
 _OF_PLAIN_ALGORITHMS = {"n_step": 1, "double": False, "saturation_penalty": 0.0}  # that Stable-Baselines3 lacks
 _RENAMED = {  # settings whose values mean the same
     "gae_lambda": "gae_lambda",
@@ -103,10 +123,11 @@ _RENAMED = {  # settings whose values mean the same
     "policy_delay": "policy_delay",
     "target_noise_clip": "noise_clip",
     "target_policy_noise": "target_noise",
+    "top_quantiles_to_drop_per_net": "dropped_quantiles",
     "tau": "tau",
     "vf_coef": "value_coefficient",
 }
-_WHOLE = {"n_epochs", "n_steps", "policy_delay"}
+_WHOLE = {"n_epochs", "n_steps", "policy_delay", "top_quantiles_to_drop_per_net"}
 _RATES = ("learning_rate", "actor_learning_rate", "temperature_learning_rate")
 _ACTIVATIONS = {"nn.ReLU": "relu", "nn.Tanh": "tanh", "th.nn.ReLU": "relu", "th.nn.Tanh": "tanh"}
 _TELLS_NOTHING = {  # values that change nothing
@@ -162,10 +183,10 @@ def zoo_settings(
 ) -> ZooSettings:
     """The settings of the environment `env` in a file of RL Zoo, such as its hyperparams/dqn.yml.
 
-    `algorithm` is dqn, ddpg, td3, sac, ppo, ppo_lstm or a2c; by default the file's name. An environment that the file
-    has in another version takes the settings of that one. `leave_out` names settings of the entry to do without. Raises
-    ConfigurationError for a file or an entry that is not there, and one error that lists all settings without a
-    counterpart.
+    `algorithm` is dqn, qrdqn, ddpg, td3, sac, tqc, ppo, ppo_lstm or a2c; by default the file's name. An environment
+    that the file has in another version takes the settings of that one. `leave_out` names settings of the entry to do
+    without. Raises ConfigurationError for a file or an entry that is not there, and one error that lists all settings
+    without a counterpart.
     """
     if not isinstance(leave_out, list | tuple | set):
         raise ConfigurationError(f'leave_out must be a list of names, such as ["use_sde"]; found {leave_out!r}.')
@@ -375,6 +396,8 @@ class _Mapping:
                 self.trainer[ours] = kind(kwargs.pop(theirs))
         if hasattr(self.algorithm, "recurrent_size"):
             self._recurrent(kwargs)
+        if hasattr(self.algorithm, "num_quantiles"):
+            self._quantiles(kwargs)
         for name, value in kwargs.items():
             self._refuse(f"policy_kwargs.{name}", value, f"the networks of {self.algorithm.__name__} have no such part")
 
@@ -403,6 +426,18 @@ class _Mapping:
             length = max(part for part in range(1, min(common, _LONGEST_SEQUENCE) + 1) if common % part == 0)
             self.trainer["sequence_length"] = length
             self.notes.append(f"gradients go through {length} steps, those of Stable-Baselines3 through whole episodes")
+
+    def _quantiles(self, kwargs: dict[str, Any]) -> None:
+        """How many quantiles each critic gives, and how many critics there are."""
+        name = self.algorithm.__name__
+        for theirs, (ours, defaults) in _QUANTILES.items():
+            if name in defaults:
+                count = kwargs.pop(theirs, defaults[name])
+                if type(count) is not int:
+                    self._refuse(f"policy_kwargs.{theirs}", count, "expected a whole number")
+                self.trainer[ours] = count
+        if name == "QRDQN":
+            self.notes.append("Adam's eps is 1e-8 here, and 0.01 / batch_size in sb3-contrib's QRDQN")
 
     def _rates(self) -> None:
         rate, schedule = self._scheduled("learning_rate")

@@ -24,7 +24,7 @@ from composer import Composer
 from pearl.action_masks import mask_parts
 from pearl.actors.native_policy import NativePolicy
 from pearl.actors.policy_plan import read_policy
-from pearl.algorithms import A2C, DDPG, DQN, PPO, REDQ, SAC, TD3, DroQ, Trainer
+from pearl.algorithms import A2C, DDPG, DQN, PPO, QRDQN, REDQ, SAC, TD3, TQC, DroQ, Trainer
 from pearl.algorithms.arrays import ArrayAdam, ArrayModule, TorchRandom
 from pearl.algorithms.trainer import make_trainer, policy_snapshot, uses_masks
 from pearl.backends.cpu.learner import NativeLearner
@@ -59,12 +59,15 @@ CASES: list[Case] = [
     (DQN, pixels(3, 12, 9), spaces.Discrete(2), {"cnn": "impala"}),
     (DQN, pixels(3, 4), spaces.Discrete(2), {}),
     (DQN, box(4), spaces.Discrete(3), {"action_masks": True}),
+    (QRDQN, box(4), spaces.Discrete(3), {"action_masks": True, "num_quantiles": 6, "hidden_sizes": (7,)}),
+    (QRDQN, pixels(2, 36, 40), spaces.Discrete(3), {"num_quantiles": 5, "double": True}),
     (DDPG, box(4), box(2), {"scale_observations": True}),
     (DQN, box(2, 3), spaces.Discrete(3), {"normalize_observations": True, "reward_standardization": "returns"}),
     (TD3, box(3), box(1), {}),
     (SAC, box(3), box(2), {}),
     (SAC, box(2, 2), box(2), {"temperature": 0.2}),
     (REDQ, box(3), box(2), {"num_critics": 4, "policy_delay": 2}),
+    (TQC, box(3), box(2), {"num_critics": 3, "num_quantiles": 5, "dropped_quantiles": 1, "hidden_sizes": (9, 7)}),
     (DroQ, box(3), box(2), {"hidden_sizes": (9, 7), "policy_delay": 2, "dropout": 0.2}),
     (PPO, box(4), spaces.Discrete(2), {}),
     (PPO, box(4), box(2), {"shared_layers": True, "normalize_observations": True, "activation": "relu"}),

@@ -19,7 +19,7 @@ from emulated_cuda_graphs import EmulatedGraphs, instead_of_cuda
 from gymnasium import spaces
 from torch import nn
 
-from pearl.algorithms import DDPG, DQN, REDQ, SAC, TD3, Batch, CrossQ, DroQ, RecurrentDQN, Trainer
+from pearl.algorithms import DDPG, DQN, QRDQN, REDQ, SAC, TD3, TQC, Batch, CrossQ, DroQ, RecurrentDQN, Trainer
 from pearl.algorithms.trainer import Phase
 from pearl.backends.cuda import graphs as cuda_graphs
 from pearl.backends.cuda import sub_batches as parts_on_streams
@@ -54,6 +54,8 @@ CASES: dict[str, tuple[type[Trainer], Settings, int]] = {
     "sac, clipped": (SAC, {**ALL_RATES, "max_grad_norm": 0.5, **SMALL}, 1),
     "sac, fixed temperature": (SAC, {**RATES, "temperature": 0.25, **SMALL}, 1),
     "redq, all critics": (REDQ, {**ALL_RATES, "num_critics": 2, "policy_delay": 3, **SMALL}, 2),
+    "qrdqn": (QRDQN, {"learning_rate": RATE, "num_quantiles": 7, "target_update_interval": 3, **SMALL}, 2),
+    "tqc": (TQC, {**ALL_RATES, "num_critics": 2, "num_quantiles": 5, **SMALL}, 1),
     "droq, no dropout": (DroQ, {**ALL_RATES, "dropout": 0.0, "policy_delay": 3, **SMALL}, 2),
 }
 WHOLE = {"crossq": (CrossQ, {**ALL_RATES, "critic_hidden_sizes": (24,), **SMALL}, 2)}

@@ -671,8 +671,8 @@ class Unrelated:
 def test_other_trainers_are_named() -> None:
     assert (
         NativeLearner.supports(Unrelated())
-        == "the update rule of Unrelated, which is not a DQN, RecurrentDQN, DDPG, TD3, SAC, REDQ, DroQ, CrossQ, PPO, "
-        "A2C or RecurrentPPO"
+        == "the update rule of Unrelated, which is not a DQN, QRDQN, RecurrentDQN, DDPG, TD3, SAC, REDQ, DroQ, CrossQ, "
+        "TQC, PPO, A2C or RecurrentPPO"
     )
 
 

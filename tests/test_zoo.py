@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import composer.composing
 from composer import Composer
 from composer.zoo import ZooSettings, _parsed, zoo_settings
-from pearl.algorithms import A2C, DDPG, DQN, PPO, SAC, TD3, RecurrentPPO
+from pearl.algorithms import A2C, DDPG, DQN, PPO, QRDQN, SAC, TD3, TQC, RecurrentPPO
 from pearl.algorithms.update_frequency import frequency_of
 from pearl.cli.app import app
 from pearl.errors import ConfigurationError
@@ -195,6 +195,29 @@ LunarLander-v3:
   ent_coef: 1e-5
   use_rms_prop: False
 """,
+    "qrdqn": """
+CartPole-v1:
+  n_timesteps: !!float 5e4
+  policy: 'MlpPolicy'
+  batch_size: 64
+  policy_kwargs: "dict(net_arch=[256, 256], n_quantiles=10)"
+Acrobot-v1:
+  n_timesteps: 1e5
+  max_grad_norm: 2
+Other-v1:
+  n_timesteps: 1e5
+  policy_kwargs: "dict(n_critics=2, n_quantiles=2.5)"
+""",
+    "tqc": """
+Pendulum-v1:
+  n_timesteps: 20000
+  learning_rate: !!float 1e-3
+Hopper-v4:
+  n_timesteps: 1e6
+  learning_rate: lin_7.3e-4
+  top_quantiles_to_drop_per_net: 5
+  policy_kwargs: "dict(net_arch=[64, 64], n_critics=1, n_quantiles=30)"
+""",
     "ppo_lstm": """
 CartPoleNoVel-v1:
   n_envs: 8
@@ -303,6 +326,20 @@ def test_sac_td3_ddpg_and_a2c(zoo: Path) -> None:
     assert (adam.notes, adam.trainer["entropy_coefficient"]) == ((), 1e-5)
 
 
+def test_qrdqn_and_tqc(zoo: Path) -> None:
+    found = zoo_settings(zoo / "qrdqn.yml", "CartPole-v1")
+    assert found.algorithm is QRDQN
+    holds(found.trainer, num_quantiles=10, double=False, n_step=1, max_grad_norm=0.0, learning_rate=5e-5)
+    holds(found.trainer, hidden_sizes=(256, 256), exploration=EpsilonGreedy(1.0, 0.01, 250))
+    assert "Adam's eps is 1e-8 here, and 0.01 / batch_size in sb3-contrib's QRDQN" in found.notes
+    holds(zoo_settings(zoo / "qrdqn.yml", "Acrobot-v1").trainer, num_quantiles=200, max_grad_norm=2)
+    found = zoo_settings(zoo / "tqc.yml", "Pendulum-v1")
+    assert (found.algorithm, found.notes) == (TQC, ())
+    holds(found.trainer, num_quantiles=25, num_critics=2, dropped_quantiles=2, temperature_learning_rate=1e-3)
+    found = zoo_settings(zoo / "tqc.yml", "Hopper-v4")
+    holds(found.trainer, num_quantiles=30, num_critics=1, dropped_quantiles=5, learning_rate_schedule="linear")
+
+
 @pytest.mark.parametrize(
     ("kwargs", "goals"),
     [("\"dict(goal_selection_strategy='future', n_sampled_goal=6)\"", 6), ("{handle_timeout_termination: true}", 4)],
@@ -337,6 +374,14 @@ def test_a_recurrent_ppo(zoo: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "env", "refused"),
     [
+        (
+            "qrdqn",
+            "Other-v1",
+            [
+                "policy_kwargs.n_quantiles: 2.5 (expected a whole number",
+                "policy_kwargs.n_critics: 2 (the networks of QRDQN have no such part",
+            ],
+        ),
         (
             "ppo_lstm",
             "Hardcore-v3",
@@ -430,10 +475,10 @@ def test_files_and_entries_that_cannot_be_read_are_named(tmp_path: Path, text: s
 def test_the_algorithm_is_the_files_or_named(zoo: Path) -> None:
     other = (zoo / "ppo.yml").rename(zoo / "tuned.yaml")
     assert zoo_settings(other, "CartPole-v1", "PPO").algorithm is PPO
-    with pytest.raises(ConfigurationError, match=r"sac, ppo, ppo_lstm, a2c; found 'tuned'\. Name the"):
+    with pytest.raises(ConfigurationError, match=r"sac, tqc, ppo, ppo_lstm, a2c; found 'tuned'\. Name the"):
         zoo_settings(other, "CartPole-v1")
-    with pytest.raises(ConfigurationError, match="found 'tqc'"):
-        zoo_settings(other, "CartPole-v1", "tqc")
+    with pytest.raises(ConfigurationError, match="found 'trpo'"):
+        zoo_settings(other, "CartPole-v1", "trpo")
     with pytest.raises(ConfigurationError, match="There is no file"):
         zoo_settings(zoo / "trpo.yml", "CartPole-v1", "ppo")
 
@@ -483,6 +528,7 @@ def no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "env"),
     [
         *(("dqn", "CartPole-v1"), ("dqn", "MountainCar-v0"), ("ppo", "CartPole-v1"), ("sac", "Pendulum-v1")),
+        *(("qrdqn", "CartPole-v1"), ("tqc", "Pendulum-v1")),
         *(("td3", "Pendulum-v1"), ("ddpg", "MountainCarContinuous-v0"), ("a2c", "Acrobot-v1")),
     ],
 )

@@ -39,6 +39,8 @@ MEANINGS = {
     "correction": 'with `policy_lag=1`: `"clip"`, by the clipped ratio alone, or `"vtrace"`, by V-trace advantages',
     "critic_hidden_sizes": "sizes of the critics' hidden layers",
     "double": "the online network chooses the next action, the target network values it",
+    "dropped_quantiles": "of each critic, the largest of all quantiles that targets leave out; the more, the lower are "
+    "values estimated",
     "dropout": "share of numbers that each hidden layer of a critic drops",
     "dueling": "separate value and advantage in the network",
     "entropy_coefficient": "weight of the entropy in the loss",
@@ -67,6 +69,7 @@ MEANINGS = {
     "normalize_observations": "shift and scale observations by their statistics so far: see "
     "[normalisation](../environments.md#normalisation)",
     "num_critics": "critics of the ensemble",
+    "num_quantiles": "quantiles of the return that a network gives",
     "orthogonal": "begin with orthogonal weights; otherwise as torch's layers begin",
     "policy_delay": "gradient steps for each update of the policy; of TD3 also of the targets",
     "policy_lag": "1: the next rollout is collected while one is trained on",

@@ -1,4 +1,4 @@
-"""Stable-Baselines3 with the settings that its RL Zoo has tuned, until the environment is solved."""
+"""Stable-Baselines3 or sb3-contrib with the settings that RL Zoo has tuned, until the environment is solved."""
 
 from __future__ import annotations
 
@@ -40,12 +40,17 @@ def main() -> None:
         settings["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, scale))
     model = model_of(options.algorithm, options.environment, options.seed, settings)
     model.learn(steps, callback=Examination(examiner))
+    print(f"Steps: {model.num_timesteps}")
 
 
 def model_of(algorithm: str, environment: str, seed: int, settings: dict[str, Any]) -> Any:
     """A model with `settings`, in as many environments as `n_envs` says there."""
     settings = dict(settings)
     kinds: dict[str, Any] = {"dqn": sb3.DQN, "ppo": sb3.PPO, "sac": sb3.SAC, "td3": sb3.TD3}
+    if algorithm in ("qrdqn", "tqc"):
+        import sb3_contrib
+
+        kinds |= {"qrdqn": sb3_contrib.QRDQN, "tqc": sb3_contrib.TQC}
     envs: Any = environment
     if "n_envs" in settings:
         envs = make_vec_env(environment, n_envs=settings.pop("n_envs"), seed=seed)

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's `train()`: uniform replay (it has no prioritised one), one thread."""
+"""`train()` of Stable-Baselines3 and sb3-contrib: uniform replay (they have no prioritised one), one thread."""
 
 from __future__ import annotations
 
@@ -20,9 +20,14 @@ def make(case: Case) -> tuple[str, Train]:
 
     torch.set_num_threads(1)
     kinds: dict[str, Any] = {"dqn": sb3.DQN, "ddpg": sb3.DDPG, "sac": sb3.SAC}
-    policy, more = (
-        ("MlpPolicy", {"policy_kwargs": {"net_arch": list(case.hidden)}}) if case.hidden else ("CnnPolicy", {})
-    )
+    name, kwargs = f"stable-baselines3 {sb3.__version__}", {"net_arch": list(case.hidden)}
+    if case.quantiles:
+        import sb3_contrib
+
+        kinds |= {"qrdqn": sb3_contrib.QRDQN, "tqc": sb3_contrib.TQC}
+        name = f"sb3-contrib {sb3_contrib.__version__}"
+        kwargs |= {"n_quantiles": case.quantiles, **({"n_critics": case.critics} if case.algorithm == "tqc" else {})}
+    policy, more = ("MlpPolicy", {"policy_kwargs": kwargs}) if case.hidden else ("CnnPolicy", {})
     model = kinds[case.algorithm](
         policy, gym.make(case.environment), buffer_size=case.slots, batch_size=case.batch, seed=1, device="cpu", **more
     )
@@ -33,14 +38,14 @@ def make(case: Case) -> tuple[str, Train]:
             column[:] = rng.integers(0, 256, column.shape, np.uint8)
         else:
             column[:] = rng.standard_normal(column.shape, np.float32)
-    if case.algorithm == "dqn":
+    if case.algorithm in ("dqn", "qrdqn"):
         buffer.actions[:] = rng.integers(0, model.action_space.n, buffer.actions.shape)
     else:
         buffer.actions[:] = rng.uniform(-1, 1, buffer.actions.shape)
     buffer.rewards[:] = rng.standard_normal(buffer.rewards.shape)
     buffer.dones[:] = rng.random(buffer.dones.shape) < 0.01
     buffer.full = True
-    return f"stable-baselines3 {sb3.__version__}, uniform replay", partial(model.train, batch_size=case.batch)
+    return f"{name}, uniform replay", partial(model.train, batch_size=case.batch)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from benchmarks.record import ROOT
 
-Algorithm = Literal["dqn", "ddpg", "td3", "sac", "ppo"]
+Algorithm = Literal["dqn", "qrdqn", "ddpg", "td3", "sac", "tqc", "ppo"]
 Train = Callable[[int], object]
 Measure = Callable[[float], dict[str, float]]  # trains for seconds; returns "eps", and what else it measures
 SOME: dict[str, tuple[Algorithm, ...]] = {  # peers of which benchmarks show only what they can train
@@ -45,6 +45,8 @@ class Case:
     vector: bool = False  # the environment's own vector instead of one after the other
     threads: int = 1
     double: bool = False  # double DQN
+    critics: int = 2  # of TQC
+    quantiles: int = 0  # of QRDQN and TQC, for each critic
     learners: int = 0  # in processes of their own, which share each batch
     activation: Literal["tanh", "relu"] = "tanh"  # of PPO's networks; those of the others have ReLU
 

@@ -1,4 +1,4 @@
-"""Hyperparameters of Stable-Baselines3's RL Zoo (hyperparams/{dqn,ddpg,sac,td3,ppo}.yml), by algorithm and environment.
+"""Hyperparameters of RL Zoo (hyperparams/{dqn,qrdqn,ddpg,sac,tqc,td3,ppo}.yml), by algorithm and environment.
 
 What is not named keeps Stable-Baselines3's default. The Zoo names older versions of some environments (LunarLander-v2,
 HalfCheetah-v3 and Hopper-v3).
@@ -39,6 +39,21 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
         "exploration_final_eps": 0.04,
         "policy_kwargs": {"net_arch": [256, 256]},
     },
+    ("qrdqn", "CartPole-v1"): {
+        "steps": 50_000,
+        "learning_rate": 2.3e-3,
+        "batch_size": 64,
+        "buffer_size": 100_000,
+        "learning_starts": 1_000,
+        "gamma": 0.99,
+        "target_update_interval": 10,
+        "train_freq": 256,
+        "gradient_steps": 128,
+        "exploration_fraction": 0.16,
+        "exploration_final_eps": 0.04,
+        "policy_kwargs": {"net_arch": [256, 256], "n_quantiles": 10},
+    },
+    ("tqc", "Pendulum-v1"): {"steps": 20_000, "learning_rate": 1e-3},
     ("ppo", "CartPole-v1"): {
         "steps": 100_000,
         "n_envs": 8,

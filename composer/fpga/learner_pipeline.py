@@ -272,6 +272,8 @@ def pipeline_of(trainer: object) -> LearnerPipeline:
     """
     own = type(trainer).__name__
     rule = update_rule_of(trainer)
+    if rule is not None and rule.quantiles:
+        raise TrainerError(f"{own} learns quantiles of the return, which the FPGA's pipeline does not")
     if rule is not None and rule.ensemble:
         raise TrainerError(f"{own} has an ensemble of critics, which the FPGA's pipeline has not")
     if rule is not None and rule.actor is None:

@@ -74,7 +74,7 @@ class LearnerBuild:
     def of(cls, trainer: object, batch_size: int, copies: int = 1) -> LearnerBuild | None:
         """The build for `trainer`; None for a trainer without a program."""
         rule = update_rule_of(trainer)
-        if rule is None or rule.bootstrap not in _ALGORITHMS:
+        if rule is None or rule.quantiles or rule.bootstrap not in _ALGORITHMS:
             return None
         algorithm = "double_dqn" if rule.double else _ALGORITHMS[rule.bootstrap]
         acting, critic = None, None

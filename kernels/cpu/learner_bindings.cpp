@@ -144,13 +144,13 @@ void gemm(const py::array_t<float>& a, const Floats& b, Floats& c, const Optiona
 using HeldDqn = Held<learner::DqnLearner>;
 using HeldActorCritic = Held<learner::ActorCriticLearner>;
 
-std::unique_ptr<HeldDqn> make_dqn(const learner::Network& network, Floats online, Floats target,
-                                  std::size_t threads) {
+std::unique_ptr<HeldDqn> make_dqn(const learner::Network& network, Floats online, Floats target, std::size_t threads,
+                                  std::size_t quantiles) {
   check_size(online, "online", network.parameters());
   check_size(target, "target", network.parameters());
   if (threads < 1) throw pearl::LearnerError("threads must be at least 1; found 0.");
   return std::make_unique<HeldDqn>(std::vector<py::object>{online, target}, network, online.mutable_data(),
-                                   target.mutable_data(), threads);
+                                   target.mutable_data(), threads, quantiles);
 }
 
 void set_dqn(HeldDqn& dqn, bool double_q, const std::string& loss, double max_grad_norm, double tau,
@@ -180,7 +180,7 @@ py::tuple step_dqn(HeldDqn& dqn, const py::array& obs, const Array<std::int64_t>
                    HeldOptimizer& optimizer, const std::optional<Array<std::uint8_t>>& next_masks) {
   learner::Batch batch = batch_of(obs, actions, 1, rewards, next_obs, discounts, weights);
   if (next_masks) {
-    check_rows(*next_masks, "next_action_mask", batch.rows, dqn.network().output_width());
+    check_rows(*next_masks, "next_action_mask", batch.rows, dqn.actions());
     batch.next_masks = next_masks->data();
   }
   check_inputs(dqn.network(), "obs", obs, batch.rows);
@@ -392,7 +392,7 @@ void bind_learner(py::module_& m) {
 
   py::class_<HeldDqn>(m, "DqnLearner")
       .def(py::init(&make_dqn), py::arg("network"), py::arg("online").noconvert(), py::arg("target").noconvert(),
-           py::arg("threads"), py::keep_alive<1, 2>())
+           py::arg("threads"), py::arg("quantiles") = 0, py::keep_alive<1, 2>())
       .def("set", &set_dqn, py::arg("double_q"), py::arg("loss"), py::arg("max_grad_norm"), py::arg("tau"),
            py::arg("target_update_interval"))
       .def("algorithm", &dqn_algorithm, py::arg("optimizer"), py::arg("steps").noconvert(), py::arg("masked") = false,
@@ -412,13 +412,13 @@ void bind_learner(py::module_& m) {
           "set",
           [](HeldActorCritic& self, bool stochastic, double saturation_penalty, double target_noise, double noise_clip,
              double log_std_low, double log_std_high, double target_entropy, double tau, double max_grad_norm,
-             std::size_t target_critics) {
+             std::size_t target_critics, std::size_t dropped_quantiles) {
             self.set({stochastic, saturation_penalty, target_noise, noise_clip, log_std_low, log_std_high,
-                      target_entropy, tau, max_grad_norm, target_critics});
+                      target_entropy, tau, max_grad_norm, target_critics, dropped_quantiles});
           },
           py::arg("stochastic"), py::arg("saturation_penalty"), py::arg("target_noise"), py::arg("noise_clip"),
           py::arg("log_std_low"), py::arg("log_std_high"), py::arg("target_entropy"), py::arg("tau"),
-          py::arg("max_grad_norm"), py::arg("target_critics") = 0)
+          py::arg("max_grad_norm"), py::arg("target_critics") = 0, py::arg("dropped_quantiles") = 0)
       .def("algorithm", &actor_critic_algorithm, py::arg("critic"), py::arg("actor"), py::arg("temperature"),
            py::arg("log_alpha").noconvert(), py::arg("noise_seed").noconvert(), py::arg("policy_delay"),
            py::arg("steps").noconvert(), py::keep_alive<0, 1>(), py::keep_alive<0, 2>(), py::keep_alive<0, 3>(),

@@ -54,11 +54,12 @@ class RolloutPlan:
 class PolicyPlan:
     """A policy as plain data: `operations` on `inputs` numbers, and a `head` that makes actions of their result.
 
-    Heads: "argmax", the index of the largest value; "tanh", squashed and scaled to the action's bounds; "gaussian", the
-    same for the mean, or for samples, of a normal distribution whose mean and log standard deviation (clamped to
-    `log_std_bounds`) are the result's halves; "categorical" and "normal", as `rollout` says. Offsets count floats of
-    the weight snapshot; `weights` `(weight_count,)` float32 is the first snapshot. `action_shape` is that of one
-    action. Observations are float32, or `of_bytes` uint8.
+    Heads: "argmax", the index of the largest value, or of the `quantiles` in a row whose mean is largest; "tanh",
+    squashed and scaled to the action's bounds; "gaussian", the same for the mean, or for samples, of a normal
+    distribution whose mean and log standard deviation (clamped to `log_std_bounds`) are the result's halves;
+    "categorical" and "normal", as `rollout` says. Offsets count floats of the weight snapshot; `weights`
+    `(weight_count,)` float32 is the first snapshot. `action_shape` is that of one action. Observations are float32, or
+    `of_bytes` uint8.
     """
 
     inputs: int
@@ -71,6 +72,7 @@ class PolicyPlan:
     action_scale: Scale | None = None
     log_std_bounds: tuple[float, float] = (-math.inf, math.inf)
     rollout: RolloutPlan | None = None
+    quantiles: int = 0
     of_bytes: bool = False
 
 
@@ -96,7 +98,10 @@ class NativePolicy:
         self._weights[:] = weights
 
     def values(self, obs: np.ndarray) -> np.ndarray:
-        """What the network computes of contiguous observations `(envs, *obs)`, `(envs, outputs)` float32."""
+        """What the network computes of contiguous observations `(envs, *obs)`, `(envs, outputs)` float32.
+
+        Of quantiles, their means.
+        """
         if (scale := self._plan.observation_scale) is not None:
             obs = obs.reshape(len(obs), -1) - self._slice(scale.center, scale.size)
             obs /= self._slice(scale.half_range, scale.size)
@@ -104,7 +109,8 @@ class NativePolicy:
         if rollout is not None and rollout.normalization is not None:
             mean, factor = (self._slice(offset, self._plan.inputs) for offset in rollout.normalization)
             obs = np.clip((obs.reshape(len(obs), -1) - mean) * factor, -rollout.clip, rollout.clip)
-        return self._evaluator.forward(self._weights, obs)
+        found = self._evaluator.forward(self._weights, obs)
+        return found.reshape(len(found), -1, count).mean(axis=2) if (count := self._plan.quantiles) else found
 
     def act(self, obs: np.ndarray, masks: np.ndarray | None = None) -> np.ndarray:
         """Greedy actions `(envs, *action)`, int64 or float32, for contiguous observations `(envs, *obs)`.

@@ -36,7 +36,7 @@ def read_policy(trainer: object) -> PolicyPlan:
         raise UnsupportedError(f"the policy of {type(trainer).__name__}, which is none of the built-in algorithms")
     if rule.policy.departure is not None:
         raise UnsupportedError(rule.policy.departure)
-    plan = _plan(trainer, rule.policy)
+    plan = dataclasses.replace(_plan(trainer, rule.policy), quantiles=rule.quantiles if rule.actor is None else 0)
     try:
         policy = NativePolicy(plan)
     except TrainerError as error:

@@ -3,6 +3,7 @@
 # The table of algorithms, one line each. Messages name them in this order.
 # isort: off
 from pearl.algorithms.dqn import DQN as DQN
+from pearl.algorithms.qr_dqn import QRDQN as QRDQN
 from pearl.algorithms.recurrent_dqn import RecurrentDQN as RecurrentDQN
 from pearl.algorithms.ddpg import DDPG as DDPG
 from pearl.algorithms.td3 import TD3 as TD3
@@ -10,6 +11,7 @@ from pearl.algorithms.sac import SAC as SAC
 from pearl.algorithms.redq import REDQ as REDQ
 from pearl.algorithms.droq import DroQ as DroQ
 from pearl.algorithms.crossq import CrossQ as CrossQ
+from pearl.algorithms.tqc import TQC as TQC
 from pearl.algorithms.ppo import PPO as PPO
 from pearl.algorithms.ppo import A2C as A2C
 from pearl.algorithms.recurrent_ppo import RecurrentPPO as RecurrentPPO
@@ -27,9 +29,11 @@ __all__ = [
     "DDPG",
     "DQN",
     "PPO",
+    "QRDQN",
     "REDQ",
     "SAC",
     "TD3",
+    "TQC",
     "Batch",
     "CrossQ",
     "DroQ",

@@ -192,7 +192,8 @@ class ActorCritic(Trainer):
         """A network from `(batch, observation size + action size)` to `(batch, 1)`."""
         from pearl.algorithms.networks import mlp
 
-        return mlp(observation_size(self.observation_space) + self.action_size, self.hidden_sizes, 1)
+        inputs = observation_size(self.observation_space) + self.action_size
+        return mlp(inputs, self.hidden_sizes, self._critic_outputs[0])
 
     def check_networks(self) -> None:
         """Check the outputs of the policy and of each critic."""
@@ -206,13 +207,18 @@ class ActorCritic(Trainer):
         critics = [getattr(self.critic, name, None) for name in ("network", "first", "second")]
         for critic in (*critics, *getattr(self.critic, "critics", ())):
             if isinstance(critic, nn.Module):
-                inputs = (observation + self.action_size,)
-                self._check_outputs("build_critic", critic, inputs, 1, "the value of an observation and an action")
+                inputs, (outputs, meaning) = (observation + self.action_size,), self._critic_outputs
+                self._check_outputs("build_critic", critic, inputs, outputs, meaning)
 
     @property
     def _actor_outputs(self) -> tuple[int, str]:
         """The number of outputs of `build_actor`'s network, and the outputs for each number of an action, in words."""
         return self.action_size, "one"
+
+    @property
+    def _critic_outputs(self) -> tuple[int, str]:
+        """The number of outputs of `build_critic`'s network, and what they are, in words."""
+        return 1, "the value of an observation and an action"
 
     @property
     def policy(self) -> nn.Module:
@@ -231,7 +237,7 @@ class ActorCritic(Trainer):
 
     def _array_mlp_of_critic(self, random: TorchRandom) -> ArrayModule:
         inputs = observation_size(self.observation_space) + self.action_size
-        return array_mlp(random, inputs, self.hidden_sizes, 1)
+        return array_mlp(random, inputs, self.hidden_sizes, self._critic_outputs[0])
 
     def _array_actor(self, network: ArrayModule) -> ArrayModule:
         """`Policy` around a network."""

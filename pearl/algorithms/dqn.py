@@ -58,7 +58,10 @@ from pearl.learner.flat import FlatParameters
 from pearl.schedules import Schedule
 from pearl.spec import NEXT_ACTION_MASK, TransitionSpec
 
-_STEP = ("update_policy", "end_of_step", "phases", "finish_step", "_compute", "_apply", "_copies_target")
+_STEP = (
+    *("update_policy", "end_of_step", "phases", "finish_step", "_compute", "_apply", "_copies_target"),
+    *("_quantiles_of", "_of_action"),  # of QRDQN
+)
 
 
 class DQN(Trainer):
@@ -177,7 +180,7 @@ class DQN(Trainer):
         assert isinstance(self.action_space, spaces.Discrete)
         return q_network(
             self.input_shape,
-            int(self.action_space.n),
+            int(self.action_space.n) * self._outputs_per_action[0],
             self.hidden_sizes,
             dueling=self.dueling,
             of_bytes=self._of_bytes,
@@ -195,7 +198,7 @@ class DQN(Trainer):
 
     def _array_network(self, random: TorchRandom) -> ArrayModule:
         assert isinstance(self.action_space, spaces.Discrete)
-        actions, sizes = int(self.action_space.n), self.hidden_sizes
+        outputs, sizes = int(self.action_space.n) * self._outputs_per_action[0], self.hidden_sizes
         if takes_cnn(self.input_shape, self.cnn):
             cnn, width = array_cnn(random, self.cnn, self.input_shape)
             trunk: list[ArrayModule] = [cnn]
@@ -206,9 +209,9 @@ class DQN(Trainer):
             trunk += array_layers(random, math.prod(self.input_shape), hidden, layer_norm=self.layer_norm)
             width = (math.prod(self.input_shape), *sizes)[len(sizes) - (1 if self.dueling else 0)]
         if not self.dueling:
-            return ArraySequential(*trunk, ArrayLinear(*random.linear(width, actions)))
-        value, advantage = (array_mlp(random, width, sizes[-1:], outputs) for outputs in (1, actions))
-        return ArraySequential(*trunk, ArrayDueling(value, advantage, actions))
+            return ArraySequential(*trunk, ArrayLinear(*random.linear(width, outputs)))
+        value, advantage = (array_mlp(random, width, sizes[-1:], size) for size in (1, outputs))
+        return ArraySequential(*trunk, ArrayDueling(value, advantage, outputs))
 
     def build(self) -> None:
         """Online and target networks, and Adam over the flat parameters."""
@@ -220,11 +223,17 @@ class DQN(Trainer):
         self.optimizer = torch.optim.Adam([self._q_flat.parameter], lr=self.learning_rate, fused=True)
 
     def check_networks(self) -> None:
-        """Check that there is one output for each action."""
+        """Check that there are the outputs for each action."""
         assert isinstance(self.action_space, spaces.Discrete)
-        meaning = f"a value for each action of {self.action_space}"
-        outputs, dtype = int(self.action_space.n), torch.uint8 if self._of_bytes else torch.float32
+        of_action, what = self._outputs_per_action
+        meaning = f"{what} for each action of {self.action_space}"
+        outputs, dtype = int(self.action_space.n) * of_action, torch.uint8 if self._of_bytes else torch.float32
         self._check_outputs("build_q_network", self.q, self.input_shape, outputs, meaning, dtype)
+
+    @property
+    def _outputs_per_action(self) -> tuple[int, str]:
+        """How many, and what they are."""
+        return 1, "a value"
 
     @property
     def _of_bytes(self) -> bool:
@@ -287,15 +296,19 @@ class DQN(Trainer):
 
     def update_rule(self) -> UpdateRule:
         """One network of action values; the policy takes the action with the largest."""
+        return self._rule_of(DQN)
+
+    def _rule_of(self, base: type[DQN]) -> UpdateRule:
+        """The rule of a trainer whose class is `base`."""
         parts = self.parts
         network = RuleNetwork("q", parts.q, self.input_shape, parts.target_q)
-        departure = policy_departure(self, DQN, ("get_action", "policy"))
+        departure = policy_departure(self, base, ("get_action", "policy"))
         policy = PolicyHead("argmax", parts.q, network, departure=departure)
         double, masked = bool(self.double), bool(self.action_masks)
-        return UpdateRule((network,), policy, self._rule_step(), "largest_value", double=double, masked=masked)
+        return UpdateRule((network,), policy, self._step_of(base), "largest_value", double=double, masked=masked)
 
-    def _rule_step(self) -> RuleStep | str:
-        departure = step_departure(self, DQN, _STEP)
+    def _step_of(self, base: type[DQN]) -> RuleStep | str:
+        departure = step_departure(self, base, tuple(name for name in _STEP if hasattr(base, name)))
         if departure is not None:
             return departure
         parts = self.parts

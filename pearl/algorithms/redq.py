@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from pearl import _native
-from pearl.algorithms.arrays import ArrayModule
-from pearl.algorithms.sac import SAC
+from pearl.algorithms.ensemble import EnsembleSAC
 from pearl.algorithms.suggestions import Choice, Facts
 from pearl.algorithms.trainer import Phase
 from pearl.algorithms.update_rule import RuleStep, Scalars, UpdateRule
-from pearl.lazy_torch import nn, torch
-
-if TYPE_CHECKING:
-    from pearl.algorithms.networks import EnsembleCritic
+from pearl.lazy_torch import torch
 
 
-class REDQ(SAC):
+class REDQ(EnsembleSAC):
     """SAC with an ensemble of critics, which may train many times on each transition (paper, Algorithm 1).
 
     All `num_critics` critics (N = 10) have the same target, `r + gamma * (min over M of Q'_i(s', a') - alpha * log
@@ -44,9 +40,6 @@ class REDQ(SAC):
     most_updates_per_step: float = 20.0
     learning_starts: int = 5000
 
-    critic: EnsembleCritic
-    target_critic: EnsembleCritic
-
     @classmethod
     def suggestions(cls, facts: Facts) -> tuple[Choice, ...]:
         """Also the policy's delay: in the paper, the policy moves once for the updates of an environment step."""
@@ -64,23 +57,8 @@ class REDQ(SAC):
     def check_spaces(self) -> None:
         """Also the settings."""
         super().check_spaces()
-        for name, most in (("num_critics", 255), ("target_critics", self.num_critics), ("policy_delay", None)):
-            value = getattr(self, name)
-            whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-            bound = "of at least 1" if most is None else f"from 1 to {most}"
-            self._require(whole and value >= 1 and (most is None or value <= most), name, f"a whole number {bound}")
-
-    @property
-    def _critic_count(self) -> int:
-        return self.num_critics
-
-    def _array_critics(self, networks: list[ArrayModule]) -> ArrayModule:
-        return self._array_critic(critics=ArrayModule(**{str(k): network for k, network in enumerate(networks)}))
-
-    def _join(self, networks: list[nn.Module]) -> EnsembleCritic:
-        from pearl.algorithms.networks import EnsembleCritic
-
-        return EnsembleCritic(networks, *self._boxes, self.scale_observations)
+        self._require_whole("target_critics", 1, self.num_critics)
+        self._require_whole("policy_delay", 1)
 
     @property
     def phases(self) -> tuple[Phase, ...]:

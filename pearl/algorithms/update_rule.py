@@ -35,7 +35,7 @@ class Scalars(NamedTuple):
 
     Target networks move toward their networks by `tau`; if `tau` is 1, they copy them every `target_interval` steps.
     Actor and targets move every `policy_delay` steps. Of an ensemble, `target_critics` critics, drawn for each step,
-    judge the targets.
+    judge the targets; of their quantiles, the largest `dropped_quantiles` for each critic do not count.
     """
 
     max_grad_norm: float
@@ -49,6 +49,7 @@ class Scalars(NamedTuple):
     target_entropy: float = 0.0
     policy_delay: int = 1
     target_critics: int = 0
+    dropped_quantiles: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,8 +177,9 @@ class UpdateRule:
     its target network evaluates. The first `actor_critics` critics take part in the actor's gradient. The critics of an
     `ensemble` judge as REDQ's: targets take the smallest value of some of them, the actor follows the mean of all, and
     targets move in every step. With `masked`, action masks say what counts: in the largest next value, or in the parts
-    of a categorical policy. If an algorithm only derives from the base classes, `bootstrap` is None and `step` is a
-    line.
+    of a categorical policy. In place of each value, critics may give `quantiles` of the return, in a row, which are
+    trained by quantile regression; then targets take the smallest of all. If an algorithm only derives from the base
+    classes, `bootstrap` is None and `step` is a line.
     """
 
     critics: tuple[RuleNetwork, ...]
@@ -189,6 +191,7 @@ class UpdateRule:
     double: bool = False
     ensemble: bool = False
     masked: bool = False
+    quantiles: int = 0
 
     @property
     def networks(self) -> tuple[RuleNetwork, ...]:

@@ -56,7 +56,7 @@ class Rule(Protocol):
 
 
 def _known_rule(
-    trainer: object, arrays: bool, of_bytes: bool = False, masks: bool = False
+    trainer: object, arrays: bool, of_bytes: bool = False, masks: bool = False, quantiles: bool = False
 ) -> tuple[Trainer, UpdateRule]:
     rule = update_rule_of(trainer, arrays=arrays)
     if rule is None or not isinstance(trainer, Trainer):
@@ -67,18 +67,20 @@ def _known_rule(
         raise UnsupportedError(rule.step)
     if rule.masked and not masks:
         raise UnsupportedError("action masks, which this Learner does not take; torch does")
+    if rule.quantiles and not quantiles:
+        raise UnsupportedError("quantiles of the return, which this Learner does not train; native and torch do")
     return trainer, rule
 
 
 def known_step(
-    trainer: object, *, arrays: bool = False, of_bytes: bool = False, masks: bool = False
+    trainer: object, *, arrays: bool = False, of_bytes: bool = False, masks: bool = False, quantiles: bool = False
 ) -> tuple[Trainer, UpdateRule, RuleStep]:
     """The trainer with its rule and its step; UnsupportedError if the trainer has none, or departs from it.
 
     They are in torch, or with `arrays` where the trainer has them. Observations may be bytes with `of_bytes`, if there
-    is no actor; with `masks`, the step may need action masks.
+    is no actor; with `masks`, the step may need action masks; with `quantiles`, critics may give these.
     """
-    known, rule = _known_rule(trainer, arrays, of_bytes, masks)
+    known, rule = _known_rule(trainer, arrays, of_bytes, masks, quantiles)
     if not isinstance(rule.step, RuleStep):
         raise UnsupportedError(f"{type(trainer).__name__}, which trains on rollouts, not on samples of a replay")
     return known, rule, rule.step
@@ -104,7 +106,7 @@ def require_cpu(trainer: object) -> None:
 def make_rule(trainer: object, threads: int) -> Rule:
     """The rule of `trainer`; UnsupportedError says in one line what is not supported."""
     require_cpu(trainer)
-    known, rule, step = known_step(trainer, arrays=True, of_bytes=True, masks=True)
+    known, rule, step = known_step(trainer, arrays=True, of_bytes=True, masks=True, quantiles=True)
     if rule.actor is None:
         return _ValueRule(known, rule, step, threads)
     return _ActorCriticRule(known, rule.actor, rule, step, threads)
@@ -150,7 +152,7 @@ class _ValueRule:
         self.columns: tuple[str, ...] = (*Batch._fields, NEXT_ACTION_MASK) if rule.masked else Batch._fields
         self._optimizer = NativeOptimizer(*step.optimizers[0])
         weights = weights_of(step.critics.parameters), _weights_of_target(step.critics)
-        self._native = _native.DqnLearner(read, *weights, threads)
+        self._native = _native.DqnLearner(read, *weights, threads, rule.quantiles)
         self._weights = pinned(step)
         self._scalars: Scalars | None = None
 
@@ -245,6 +247,7 @@ class _ActorCriticRule:
                 scalars.tau,
                 scalars.max_grad_norm,
                 scalars.target_critics,
+                scalars.dropped_quantiles,
             )
             self._scalars = scalars
         self._critic.refresh()

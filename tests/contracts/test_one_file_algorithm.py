@@ -173,8 +173,8 @@ def test_engines_without_its_update_rule_say_so() -> None:
     assert trainer.update_rule() is None
     assert (
         NativeLearner.supports(trainer)
-        == "the update rule of C51, which is not a DQN, RecurrentDQN, DDPG, TD3, SAC, REDQ, DroQ, CrossQ, PPO, "
-        "A2C or RecurrentPPO"
+        == "the update rule of C51, which is not a DQN, QRDQN, RecurrentDQN, DDPG, TD3, SAC, REDQ, DroQ, CrossQ, "
+        "TQC, PPO, A2C or RecurrentPPO"
     )
 
 

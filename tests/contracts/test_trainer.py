@@ -325,8 +325,8 @@ def test_actions_that_an_algorithm_cannot_take_are_named(name: str, actions: gym
         return
     if isinstance(actions, (spaces.MultiDiscrete, spaces.MultiBinary)):
         said = [
-            "Discrete actions (DQN, RecurrentDQN, PPO, A2C, RecurrentPPO)",
-            "Box actions (DDPG, TD3, SAC, REDQ, DroQ, CrossQ, PPO, A2C, RecurrentPPO)",
+            "Discrete actions (DQN, QRDQN, RecurrentDQN, PPO, A2C, RecurrentPPO)",
+            "Box actions (DDPG, TD3, SAC, REDQ, DroQ, CrossQ, TQC, PPO, A2C, RecurrentPPO)",
             "trainer class of your own",
         ]
         said += [

@@ -149,9 +149,10 @@ def test_learners_that_sample_a_replay_refuse_an_algorithm_of_rollouts(name: str
 
 
 def test_names_are_listed_from_the_table() -> None:
-    assert one_of_algorithms() == "DQN, RecurrentDQN, DDPG, TD3, SAC, REDQ, DroQ, CrossQ, PPO, A2C or RecurrentPPO"
-    assert one_of_algorithms("Discrete") == "DQN, RecurrentDQN, PPO, A2C or RecurrentPPO"
-    assert one_of_algorithms("Box") == "DDPG, TD3, SAC, REDQ, DroQ, CrossQ, PPO, A2C or RecurrentPPO"
+    everything = "DQN, QRDQN, RecurrentDQN, DDPG, TD3, SAC, REDQ, DroQ, CrossQ, TQC, PPO, A2C or RecurrentPPO"
+    assert one_of_algorithms() == everything
+    assert one_of_algorithms("Discrete") == "DQN, QRDQN, RecurrentDQN, PPO, A2C or RecurrentPPO"
+    assert one_of_algorithms("Box") == "DDPG, TD3, SAC, REDQ, DroQ, CrossQ, TQC, PPO, A2C or RecurrentPPO"
     assert one_of_algorithms("MultiDiscrete") == one_of_algorithms("MultiBinary") == "PPO, A2C or RecurrentPPO"
     assert all(name in pearl.algorithms.__dict__ for name in ALGORITHMS)
 

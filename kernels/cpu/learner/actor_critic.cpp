@@ -39,6 +39,10 @@ ActorCriticWorker::ActorCriticWorker(const ActorCriticModel& model, std::size_t 
     critics.emplace_back(*critic, panels, true);
     next_critics.emplace_back(*critic, panels, false);
   }
+  const std::size_t panel = model.actor->kernels().panel, quantiles = model.critics[0]->output_width();
+  if (quantiles == 1) return;
+  atoms = AlignedArray<float>(model.critics.size() * quantiles * panel);
+  sums = AlignedArray<float>(2 * panel);
 }
 
 ActorCriticLearner::ActorCriticLearner(const ActorCriticModel& model, std::size_t threads)
@@ -49,10 +53,11 @@ ActorCriticLearner::ActorCriticLearner(const ActorCriticModel& model, std::size_
   model_.actor->require_vectors("An actor");
   for (const Network* critic : model_.critics) critic->require_vectors("A critic");
   for (const Network* critic : model_.critics)
-    if (critic->input_width() != observation_size() + action_size() || critic->output_width() != 1)
+    if (critic->input_width() != observation_size() + action_size() || critic->output_width() != quantiles())
       throw LearnerError("A critic must take " + std::to_string(observation_size() + action_size()) +
-                         " numbers and give one; found " + std::to_string(critic->input_width()) + " and " +
-                         std::to_string(critic->output_width()) + ".");
+                         " numbers and give " + std::to_string(quantiles()) + "; found " +
+                         std::to_string(critic->input_width()) + " and " + std::to_string(critic->output_width()) +
+                         ".");
   const std::size_t outputs = model_.actor->output_width();
   if (outputs != action_size() && outputs != 2 * action_size())
     throw LearnerError("An actor must give one or two numbers for each of the " + std::to_string(action_size()) +
@@ -67,6 +72,10 @@ void ActorCriticLearner::set(const ActorCriticSettings& settings) {
     throw LearnerError("Of " + std::to_string(critics) + " critics, 1 to " + std::to_string(critics) +
                        " may judge the targets" + (critics > 2 ? "" : ", or 0 for no ensemble") + "; found " +
                        std::to_string(judges) + ".");
+  if (quantiles() > 1 && (judges == 0 || settings.dropped_quantiles >= quantiles()))
+    throw LearnerError("Critics of " + std::to_string(quantiles()) +
+                       " quantiles need target_critics and must keep one or more of them; found " +
+                       std::to_string(judges) + " and " + std::to_string(settings.dropped_quantiles) + " dropped.");
   settings_ = settings;
   judges_.resize(judges == 0 ? critics : judges);
   for (std::size_t k = 0; k < judges_.size(); ++k) judges_[k] = static_cast<std::uint32_t>(k);
@@ -159,7 +168,7 @@ void ActorCriticLearner::of_critics(ActorCriticWorker& worker, std::size_t criti
     const std::size_t output = model_.critics[k]->output();
     worker.values[k] = worker.critics[k].value(output, p);
     worker.slopes[k] = worker.critics[k].gradient(output, p);
-    std::fill_n(worker.slopes[k], panel(), 0.0f);
+    std::fill_n(worker.slopes[k], quantiles() * panel(), 0.0f);
   }
 }
 
@@ -197,7 +206,6 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
                                           const Group& group, float temperature, float* gradients, float* priorities,
                                           const PrioritiesKnown& known) {
   const std::size_t size = panel(), obs = observation_size(), actions = action_size(), critics = model_.critics.size();
-  const auto rows = static_cast<float>(batch.rows);
   const float* chooser =
       model_.target_actor_weights != nullptr ? model_.target_actor_weights : model_.actor_weights;
   const auto forward = [&](const Network& network, const float* weights, Workspace& workspace) {
@@ -234,45 +242,95 @@ void ActorCriticLearner::critic_gradients(ActorCriticWorker& worker, const Actor
     forward(*model_.critics[k], model_.critic_weights, workspace);
   }
   for_panels(group, [&](std::size_t p, std::size_t first, std::size_t count) {
-    const auto &judged = worker.judged, &values = worker.values;
-    const auto& slopes = worker.slopes;
-    const float* log_prob = worker.log_prob.data() + p * size;
     for (std::size_t j = 0; j < judges_.size(); ++j)
       worker.judged[j] = worker.next_critics[judges_[j]].value(model_.critics[judges_[j]]->output(), p);
     of_critics(worker, critics, p);
-    // In loops without branches: the processor would guess half of them wrong.
-    float* const targets = worker.judgements.data();
-    std::copy_n(judged[0], count, targets);
-    for (std::size_t j = 1; j < judges_.size(); ++j)
-      for (std::size_t c = 0; c < count; ++c) {
-        const float next = judged[j][c];
-        targets[c] = (next < targets[c]) | (next != next) ? next : targets[c];  // keeps a NaN of any
-      }
-    if (settings_.stochastic)
-      for (std::size_t c = 0; c < count; ++c) targets[c] -= temperature * log_prob[c];
-    const float *rewards = batch.rewards + first, *discounts = batch.discounts + first,
-                *weights = batch.weights + first;
-    for (std::size_t c = 0; c < count; ++c) targets[c] = rewards[c] + discounts[c] * targets[c];
-    float* const largest = priorities + first;
-    std::fill_n(largest, count, 0.0f);
-    for (std::size_t k = 0; k < critics; ++k) {
-      float* const slope = slopes[k];
-      for (std::size_t c = 0; c < count; ++c) {
-        const float error = values[k][c] - targets[c];
-        slope[c] = 2.0f * error * (weights[c] / rows);
-        largest[c] = std::max(largest[c], std::fabs(error));
-      }
-      worker.loss += sum_of(count, [&](std::size_t c) {
-        const float error = values[k][c] - targets[c];
-        return weights[c] * error * error;
-      });
-    }
-    worker.td_error += sum_of(count, [&](std::size_t c) { return largest[c]; });
+    if (quantiles() > 1)
+      differentiate_quantiles(worker, batch, p, first, count, temperature, priorities);
+    else
+      differentiate(worker, batch, p, first, count, temperature, priorities);
   });
   if (group.last_of_worker) priorities_written(known);
   for (std::size_t k = 0; k < critics; ++k)
     model_.critics[k]->backward(model_.critic_weights, gradients, worker.critics[k], group.panels,
                                 group.last - group.first, group.last_columns, group.accumulate, 0);
+}
+
+void ActorCriticLearner::differentiate(ActorCriticWorker& worker, const ActorCriticBatch& batch, std::size_t p,
+                                       std::size_t first, std::size_t count, float temperature, float* priorities) {
+  const std::size_t critics = model_.critics.size();
+  const auto rows = static_cast<float>(batch.rows);
+  const auto &judged = worker.judged, &values = worker.values;
+  const auto& slopes = worker.slopes;
+  const float* log_prob = worker.log_prob.data() + p * panel();
+  // In loops without branches: the processor would guess half of them wrong.
+  float* const targets = worker.judgements.data();
+  std::copy_n(judged[0], count, targets);
+  for (std::size_t j = 1; j < judges_.size(); ++j)
+    for (std::size_t c = 0; c < count; ++c) {
+      const float next = judged[j][c];
+      targets[c] = (next < targets[c]) | (next != next) ? next : targets[c];  // keeps a NaN of any
+    }
+  if (settings_.stochastic)
+    for (std::size_t c = 0; c < count; ++c) targets[c] -= temperature * log_prob[c];
+  const float *rewards = batch.rewards + first, *discounts = batch.discounts + first,
+              *weights = batch.weights + first;
+  for (std::size_t c = 0; c < count; ++c) targets[c] = rewards[c] + discounts[c] * targets[c];
+  float* const largest = priorities + first;
+  std::fill_n(largest, count, 0.0f);
+  for (std::size_t k = 0; k < critics; ++k) {
+    float* const slope = slopes[k];
+    for (std::size_t c = 0; c < count; ++c) {
+      const float error = values[k][c] - targets[c];
+      slope[c] = 2.0f * error * (weights[c] / rows);
+      largest[c] = std::max(largest[c], std::fabs(error));
+    }
+    worker.loss += sum_of(count, [&](std::size_t c) {
+      const float error = values[k][c] - targets[c];
+      return weights[c] * error * error;
+    });
+  }
+  worker.td_error += sum_of(count, [&](std::size_t c) { return largest[c]; });
+}
+
+// The targets of all critics are the same atoms: the smallest of all quantiles by the critics that judge (Kuznetsov et
+// al. 2020).
+void ActorCriticLearner::differentiate_quantiles(ActorCriticWorker& worker, const ActorCriticBatch& batch,
+                                                 std::size_t p, std::size_t first, std::size_t count,
+                                                 float temperature, float* priorities) {
+  const std::size_t size = panel(), of_each = quantiles(), critics = model_.critics.size();
+  const std::size_t all = judges_.size() * of_each, kept = all - judges_.size() * settings_.dropped_quantiles;
+  float* const atoms = worker.atoms.data();
+  for (std::size_t j = 0; j < judges_.size(); ++j)
+    std::copy_n(worker.judged[j], of_each * size, atoms + j * of_each * size);
+  kernels_.keep_smallest(atoms, all, kept);
+  const float* const log_prob = worker.log_prob.data() + p * size;
+  const float *rewards = batch.rewards + first, *discounts = batch.discounts + first, *weights = batch.weights + first;
+  for (std::size_t j = 0; j < kept; ++j)
+    for (std::size_t c = 0; c < count; ++c) {
+      float& atom = atoms[j * size + c];
+      atom = rewards[c] + discounts[c] * (settings_.stochastic ? atom - temperature * log_prob[c] : atom);
+    }
+  float *const losses = worker.sums.data(), *const means = losses + size, *const largest = priorities + first;
+  float* const targets = worker.judgements.data();
+  kernels_.sum_features(atoms, kept, means);
+  for (std::size_t c = 0; c < count; ++c) targets[c] = means[c] / static_cast<float>(kept);
+  std::fill_n(largest, count, 0.0f);
+  // The mean over all quantiles of all critics.
+  const auto numbers = static_cast<float>(of_each * critics), rows = static_cast<float>(batch.rows);
+  for (std::size_t k = 0; k < critics; ++k) {
+    kernels_.quantile_regression({of_each, kept, worker.values[k], atoms, worker.slopes[k], losses});
+    kernels_.sum_features(worker.values[k], of_each, means);
+    for (std::size_t c = 0; c < count; ++c)
+      largest[c] = std::max(largest[c], std::fabs(means[c] / static_cast<float>(of_each) - targets[c]));
+    for (std::size_t q = 0; q < of_each; ++q) {
+      float* const slopes = worker.slopes[k] + q * size;
+      for (std::size_t c = 0; c < count; ++c) slopes[c] *= weights[c] / (rows * numbers);
+      std::fill_n(slopes + count, size - count, 0.0f);
+    }
+    worker.loss += sum_of(count, [&](std::size_t c) { return weights[c] * losses[c] / numbers; });
+  }
+  worker.td_error += sum_of(count, [&](std::size_t c) { return largest[c]; });
 }
 
 void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorCriticBatch& batch, const Group& group,
@@ -281,7 +339,8 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
   // Without entropy, only the first critic judges the policy.
   const std::size_t critics = settings_.stochastic ? model_.critics.size() : 1;
   const bool smaller_judges = critics == 2 && !ensemble();
-  const float of_each = 1.0f / static_cast<float>(critics);  // the share of a critic in the mean
+  const std::size_t numbers = quantiles();
+  const float of_each = 1.0f / static_cast<float>(critics * numbers);  // the share of an output in the mean of all
   const float share = 1.0f / static_cast<float>(batch.rows);
   const auto output = model_.actor->output();
   for_panels(group, [&](std::size_t p, std::size_t first, std::size_t count) {
@@ -307,7 +366,6 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
     const auto& values = worker.values;
     of_critics(worker, critics, p);
     float* const judgement = worker.judgements.data();
-    std::copy_n(values[0], count, judgement);
     if (smaller_judges) {
       // The smaller critic's gradient counts; equal ones share, as in torch.minimum.
       for (std::size_t c = 0; c < count; ++c) {
@@ -318,9 +376,12 @@ void ActorCriticLearner::actor_gradients(ActorCriticWorker& worker, const ActorC
         judgement[c] = first_share > 0.0f ? one : other;
       }
     } else {
-      for (std::size_t k = 0; k < critics; ++k) std::fill_n(slopes[k], count, -share * of_each);
-      for (std::size_t k = 1; k < critics; ++k)
-        for (std::size_t c = 0; c < count; ++c) judgement[c] += values[k][c];
+      std::fill_n(judgement, count, 0.0f);
+      for (std::size_t k = 0; k < critics; ++k)
+        for (std::size_t q = 0; q < numbers * size; q += size) {
+          std::fill_n(slopes[k] + q, count, -share * of_each);
+          for (std::size_t c = 0; c < count; ++c) judgement[c] += values[k][q + c];
+        }
       for (std::size_t c = 0; c < count; ++c) judgement[c] *= of_each;
     }
     if (settings_.stochastic) {

@@ -31,24 +31,35 @@ void forbid(const std::uint8_t* masks, std::size_t actions, std::size_t count, s
 
 }  // namespace
 
-DqnWorker::DqnWorker(const Network& network, std::size_t panels)
+DqnWorker::DqnWorker(const Network& network, std::size_t panels, std::size_t quantiles)
     : training(network, panels, true),
       next(network, panels, false),
-      next_values(panels * network.output_width() * network.kernels().panel) {}
+      next_values(panels * network.output_width() * network.kernels().panel) {
+  if (quantiles == 0) return;
+  const std::size_t panel = network.kernels().panel;
+  means = AlignedArray<float>(network.output_width() / quantiles * panel);
+  for (AlignedArray<float>* array : {&taken, &targets, &slopes}) *array = AlignedArray<float>(quantiles * panel);
+  sums = AlignedArray<float>(2 * panel);
+}
 
-DqnLearner::DqnLearner(const Network& network, float* online, float* target, std::size_t threads)
+DqnLearner::DqnLearner(const Network& network, float* online, float* target, std::size_t threads,
+                       std::size_t quantiles)
     : TeamLearner(network.kernels(), threads),
       network_(network),
       online_(online),
       target_(target),
+      quantiles_(quantiles),
       gradients_(threads, network.parameters()) {
+  if (quantiles > 0 && network.output_width() % quantiles != 0)
+    throw LearnerError("A network must give " + std::to_string(quantiles) + " quantiles of each action; found " +
+                       std::to_string(network.output_width()) + " outputs.");
   for (std::size_t worker = 0; worker < threads; ++worker)
-    workers_.push_back(std::make_unique<DqnWorker>(network, network.group_panels()));
+    workers_.push_back(std::make_unique<DqnWorker>(network, network.group_panels(), quantiles));
 }
 
 StepMetrics DqnLearner::step(const Batch& batch, std::uint64_t step, Optimizer& optimizer, float* priorities,
                              const PrioritiesKnown& known) {
-  const std::size_t actions = network_.output_width();
+  const std::size_t actions = this->actions();
   for (std::size_t i = 0; i < batch.rows; ++i)
     if (actions_of(batch)[i] < 0 || actions_of(batch)[i] >= static_cast<std::int64_t>(actions))
       throw LearnerError("Actions must lie in [0, " + std::to_string(actions) + "); found " +
@@ -103,8 +114,12 @@ void DqnLearner::train(DqnWorker& worker, const Batch& batch, std::size_t begin,
     for (std::size_t p = 0; p < panels; ++p)
       network_.load(row_of(batch.obs, first + p * panel), count_in(p), worker.training, p);
     network_.forward(online_, worker.training, panels, last - first, last_columns);
-    for (std::size_t p = 0; p < panels; ++p)
-      differentiate(worker, batch, first + p * panel, p, count_in(p), priorities);
+    for (std::size_t p = 0; p < panels; ++p) {
+      if (quantiles_ > 0)
+        differentiate_quantiles(worker, batch, first + p * panel, p, count_in(p), priorities);
+      else
+        differentiate(worker, batch, first + p * panel, p, count_in(p), priorities);
+    }
     if (last == end) priorities_written(known);
     network_.backward(online_, gradients, worker.training, panels, last - first, last_columns, first != begin, 0);
   }
@@ -152,10 +167,53 @@ void DqnLearner::differentiate(DqnWorker& worker, const Batch& batch, std::size_
   }
 }
 
+void DqnLearner::differentiate_quantiles(DqnWorker& worker, const Batch& batch, std::size_t begin, std::size_t panel,
+                                         std::size_t count, float* priorities) {
+  const std::size_t size = kernels_.panel, actions = this->actions(), of_action = quantiles_ * size;
+  const float* const values = worker.training.value(network_.output(), panel);
+  const float* const judged = worker.next_values.data() + panel * actions * of_action;
+  const float* const choosing = worker.next.value(network_.output(), panel);
+  float *const means = worker.means.data(), *const taken = worker.taken.data(), *const targets = worker.targets.data();
+  for (std::size_t a = 0; a < actions; ++a)
+    kernels_.sum_features(choosing + a * of_action, quantiles_, means + a * size);
+  if (batch.next_masks != nullptr) forbid(batch.next_masks + begin * actions, actions, count, size, means);
+  // Behind the last transition, zeros: their losses and slopes are zeros too.
+  if (count < size) {
+    std::fill_n(taken, of_action, 0.0f);
+    std::fill_n(targets, of_action, 0.0f);
+  }
+  for (std::size_t c = 0; c < count; ++c) {
+    const float* const next = judged + best_action(means + c, actions, size) * of_action + c;
+    const float* const own = values + static_cast<std::size_t>(actions_of(batch)[begin + c]) * of_action + c;
+    const float reward = batch.rewards[begin + c], discount = batch.discounts[begin + c];
+    for (std::size_t q = 0; q < of_action; q += size) {
+      taken[q + c] = own[q];
+      targets[q + c] = reward + discount * next[q];
+    }
+  }
+  float *const losses = worker.sums.data(), *const errors = losses + size;
+  kernels_.sum_features(taken, quantiles_, losses);
+  kernels_.sum_features(targets, quantiles_, errors);
+  for (std::size_t c = 0; c < count; ++c) {
+    const float distance = std::fabs(losses[c] - errors[c]) / static_cast<float>(quantiles_);
+    worker.td_error += static_cast<double>(distance);
+    priorities[begin + c] = distance;
+  }
+  kernels_.quantile_regression({quantiles_, quantiles_, taken, targets, worker.slopes.data(), losses});
+  float* const slopes = worker.training.gradient(network_.output(), panel);
+  std::fill_n(slopes, actions * of_action, 0.0f);
+  for (std::size_t c = 0; c < count; ++c) {
+    const float weight = batch.weights[begin + c], share = weight / static_cast<float>(batch.rows);
+    float* const own = slopes + static_cast<std::size_t>(actions_of(batch)[begin + c]) * of_action + c;
+    for (std::size_t q = 0; q < of_action; q += size) own[q] = share * worker.slopes.data()[q + c];
+    worker.loss += static_cast<double>(weight * losses[c]);
+  }
+}
+
 std::vector<std::size_t> DqnAlgorithm::item_bytes() const {
   const std::size_t obs = learner_.network().input_bytes();
   std::vector<std::size_t> bytes = {obs, sizeof(std::int64_t), sizeof(float), obs, sizeof(float)};
-  if (masked_) bytes.push_back(learner_.network().output_width());
+  if (masked_) bytes.push_back(learner_.actions());
   return bytes;
 }
 

@@ -581,6 +581,50 @@ PEARL_SIMD void layer_norm_backward(const float* dy, const float* x, const float
   }
 }
 
+// Quantiles
+
+PEARL_SIMD void quantile_regression(const QuantileRegression& regression) {
+  const std::size_t count = regression.count, atoms = regression.atoms;
+  const F one = spread(1.0f), half = spread(0.5f), share = spread(1.0f / static_cast<float>(atoms));
+  F losses[2] = {zero(), zero()};
+  for (std::size_t i = 0; i < count; ++i) {
+    const F tau = spread((static_cast<float>(i) + 0.5f) / static_cast<float>(count)), rest = one - tau;
+    F quantile[2], slope[2] = {zero(), zero()}, loss[2] = {zero(), zero()};
+    for (std::size_t v = 0; v < 2; ++v) quantile[v] = load(regression.quantiles + i * kPanel + v * kLanes);
+    for (std::size_t j = 0; j < atoms; ++j) {
+#pragma GCC unroll 2
+      for (std::size_t v = 0; v < 2; ++v) {
+        const F distance = load(regression.targets + j * kPanel + v * kLanes) - quantile[v];
+        const F clipped = max(min(distance, one), zero() - one);
+        const F weighted = where_above(distance, zero(), tau, rest) * clipped;
+        slope[v] -= weighted;
+        // Huber's loss: clipped * (distance - clipped / 2).
+        loss[v] = multiply_add(weighted, distance - half * clipped, loss[v]);
+      }
+    }
+    for (std::size_t v = 0; v < 2; ++v) {
+      store(regression.slopes + i * kPanel + v * kLanes, share * slope[v]);
+      losses[v] += loss[v];
+    }
+  }
+  for (std::size_t v = 0; v < 2; ++v) store(regression.losses + v * kLanes, share * losses[v]);
+}
+
+// Each pass carries the largest number that is left to the end.
+PEARL_SIMD void keep_smallest(float* numbers, std::size_t count, std::size_t kept) {
+  for (std::size_t left = count; left > kept; --left)
+    for (std::size_t v = 0; v < 2; ++v) {
+      float* const at = numbers + v * kLanes;
+      F largest = load(at);
+      for (std::size_t j = 1; j < left; ++j) {
+        const F next = load(at + j * kPanel);
+        store(at + (j - 1) * kPanel, min(next, largest));
+        largest = max(next, largest);
+      }
+      store(at + (left - 1) * kPanel, largest);
+    }
+}
+
 // Over parameters
 
 PEARL_SIMD double sum_of_squares(const float* x, std::size_t count) {
@@ -740,6 +784,8 @@ constexpr LearnerKernels table_of(const char* name) {
           squash_backward,
           layer_norm,
           layer_norm_backward,
+          quantile_regression,
+          keep_smallest,
           sum_of_squares,
           add,
           adam,

@@ -533,6 +533,52 @@ void test_squash() {
   for (std::size_t c = 0; c < 2; ++c) CHECK(std::isnan(unit[c]) && std::isnan(log_prob[c]));
 }
 
+// Quantiles of each transition, by the definition in double; exactly as large as needed.
+void test_quantile_regression() {
+  const std::size_t panel = learner_kernels().panel;
+  for (const std::size_t count : {1u, 5u, 25u})
+    for (const std::size_t atoms : {1u, 7u, 30u}) {
+      const Floats quantiles = random_floats(count * panel, 1, 2.0f);
+      Floats targets = random_floats(atoms * panel, 2, 2.0f), slopes(count * panel), losses(panel);
+      targets[0] = quantiles[0];
+      learner_kernels().quantile_regression(
+          {count, atoms, quantiles.data(), targets.data(), slopes.data(), losses.data()});
+      for (std::size_t c = 0; c < panel; ++c) {
+        double sum = 0.0;
+        for (std::size_t i = 0; i < count; ++i) {
+          const double tau = (static_cast<double>(i) + 0.5) / static_cast<double>(count);
+          double slope = 0.0;
+          for (std::size_t j = 0; j < atoms; ++j) {
+            const double u = static_cast<double>(targets[j * panel + c]) - static_cast<double>(quantiles[i * panel + c]);
+            const double weight = std::fabs(tau - (u < 0.0 ? 1.0 : 0.0)) / static_cast<double>(atoms);
+            sum += weight * (std::fabs(u) <= 1.0 ? u * u / 2.0 : std::fabs(u) - 0.5);
+            slope -= weight * std::clamp(u, -1.0, 1.0);
+          }
+          CHECK(std::fabs(static_cast<double>(slopes[i * panel + c]) - slope) < 1e-5);
+        }
+        CHECK(std::fabs(static_cast<double>(losses[c]) - sum) < 1e-4);
+      }
+    }
+}
+
+void test_smallest_numbers() {
+  const std::size_t panel = learner_kernels().panel;
+  for (const std::size_t count : {1u, 2u, 9u, 125u})
+    for (std::size_t kept = 1; kept <= count; kept += count > 9 ? 31 : 1) {
+      const Floats before = random_floats(count * panel, static_cast<std::uint32_t>(count));
+      Floats numbers = before;
+      learner_kernels().keep_smallest(numbers.data(), count, kept);
+      for (std::size_t c = 0; c < panel; ++c) {
+        Floats found, expected;
+        for (std::size_t j = 0; j < count; ++j) expected.push_back(before[j * panel + c]);
+        for (std::size_t j = 0; j < kept; ++j) found.push_back(numbers[j * panel + c]);
+        std::sort(found.begin(), found.end());
+        std::sort(expected.begin(), expected.end());
+        CHECK(std::equal(found.begin(), found.end(), expected.begin()));
+      }
+    }
+}
+
 // Adam's steps against double, for moments of all sizes.
 void test_adam() {
   const std::size_t count = 1003;
@@ -573,6 +619,8 @@ int main() {
     test_narrow_gradients();
     test_layer_gradient();
     test_squash();
+    test_quantile_regression();
+    test_smallest_numbers();
     test_adam();
   }
   select_matmul_precision("high");

@@ -552,8 +552,8 @@ struct Training {
   std::vector<std::int64_t> actions;
   std::vector<std::uint8_t> masks;  // empty: none
 
-  Training(std::size_t threads, std::size_t batch)
-      : learner(network, online.data(), target.data(), threads),
+  Training(std::size_t threads, std::size_t batch, std::size_t quantiles = 0)
+      : learner(network, online.data(), target.data(), threads, quantiles),
         rows(batch),
         obs(random_floats(rows * Example::kInputs, 12)),
         next_obs(random_floats(rows * Example::kInputs, 13)),
@@ -562,7 +562,7 @@ struct Training {
         weights(rows, 0.5f),
         priorities(rows),
         actions(rows) {
-    for (std::size_t i = 0; i < rows; ++i) actions[i] = static_cast<std::int64_t>(i % Example::kActions);
+    for (std::size_t i = 0; i < rows; ++i) actions[i] = static_cast<std::int64_t>(i % learner.actions());
     learner.set({true, Loss::huber, 1.0, 1.0, 4});
     optimizer.set_adam({1e-3, 0.9, 0.999, 1e-8, 0.0, false}, first.data(), second.data(), nullptr, &steps);
   }
@@ -575,9 +575,10 @@ struct Training {
   }
 };
 
-void test_training() {
+// Of values, and of three quantiles of one action.
+void test_training(std::size_t quantiles) {
   for (const std::size_t rows : {1u, 20u, 300u}) {
-    Training alone(1, rows), again(1, rows);
+    Training alone(1, rows, quantiles), again(1, rows, quantiles);
     double before = 0.0, after = 0.0;
     for (std::uint64_t number = 1; number <= 40; ++number) {
       after = alone.step(number).loss;
@@ -589,7 +590,7 @@ void test_training() {
     CHECK(alone.target == alone.online);  // step 40 is one of the hard copies
     CHECK(alone.steps == 40.0f);
     for (const std::size_t threads : {2u, 3u}) {
-      Training together(threads, rows), twin(threads, rows);
+      Training together(threads, rows, quantiles), twin(threads, rows, quantiles);
       for (std::uint64_t number = 1; number <= 40; ++number) {
         together.step(number);
         twin.step(number);
@@ -660,8 +661,8 @@ void test_refused_steps_change_nothing() {
   }
 }
 
-// TD3-like (a target actor, two critics), SAC-like (a stochastic actor) or DroQ-like (an ensemble with dropout), of odd
-// sizes.
+// TD3-like (a target actor, two critics), SAC-like (a stochastic actor), DroQ-like (an ensemble with dropout) or TQC-like
+// (an ensemble of quantiles), of odd sizes.
 struct ActorCriticTraining {
   static constexpr std::size_t kObs = 5, kActions = 2, kHidden = 13;
   std::vector<Op> actor_ops, critic_ops[2];
@@ -694,7 +695,8 @@ struct ActorCriticTraining {
     ops[3].inputs[0] = 3;
   }
 
-  ActorCriticTraining(bool is_stochastic, std::size_t threads, std::size_t batch, bool is_ensemble = false)
+  ActorCriticTraining(bool is_stochastic, std::size_t threads, std::size_t batch, bool is_ensemble = false,
+                      std::size_t quantiles = 1)
       : ensemble(is_ensemble),
         rows(batch),
         obs(random_floats(rows * kObs, 21)),
@@ -708,7 +710,7 @@ struct ActorCriticTraining {
         priorities(rows),
         stochastic(is_stochastic) {
     layers(actor_ops, actor_size, kObs, stochastic ? 2 * kActions : kActions);
-    for (std::vector<Op>& ops : critic_ops) layers(ops, critic_size, kObs + kActions, 1, ensemble);
+    for (std::vector<Op>& ops : critic_ops) layers(ops, critic_size, kObs + kActions, quantiles, ensemble && quantiles == 1);
     networks.push_back(std::make_unique<Network>(kObs, actor_ops, actor_size));
     for (std::vector<Op>& ops : critic_ops)
       networks.push_back(std::make_unique<Network>(kObs + kActions, ops, critic_size));
@@ -730,7 +732,8 @@ struct ActorCriticTraining {
     settings.noise_clip = 0.5;
     settings.target_entropy = -2.0;
     settings.max_grad_norm = 1.0;
-    settings.target_critics = ensemble ? 1 : 0;
+    settings.target_critics = quantiles > 1 ? 2 : ensemble ? 1 : 0;
+    settings.dropped_quantiles = quantiles / 3;
     learner->set(settings);
     const std::size_t sizes[3] = {critic_size, actor_size, 1};
     for (std::size_t i = 0; i < 3; ++i) {
@@ -752,11 +755,12 @@ struct ActorCriticTraining {
 };
 
 void test_actor_critics() {
-  for (const int kind : {0, 1, 2})
+  for (const int kind : {0, 1, 2, 3})
     for (const std::size_t rows : {1u, 37u, 300u}) {
-      const bool stochastic = kind > 0, ensemble = kind == 2;
-      ActorCriticTraining alone(stochastic, 1, rows, ensemble), team(stochastic, 3, rows, ensemble),
-          twin(stochastic, 3, rows, ensemble);
+      const bool stochastic = kind > 0, ensemble = kind >= 2;
+      const std::size_t quantiles = kind == 3 ? 7 : 1;
+      ActorCriticTraining alone(stochastic, 1, rows, ensemble, quantiles),
+          team(stochastic, 3, rows, ensemble, quantiles), twin(stochastic, 3, rows, ensemble, quantiles);
       const double before = alone.step(true).loss;
       team.step(true);
       twin.step(true);
@@ -893,7 +897,8 @@ int main() {
     test_images_together_in_amx();
     test_sparse_images(name);
     test_images_are_refused_where_they_are_unknown();
-    test_training();
+    for (const std::size_t quantiles : {0u, 3u}) test_training(quantiles);
+    CHECK(throws<pearl::LearnerError>([] { Training(1, 4, 2); }));
     test_masks();
     test_refused_steps_change_nothing();
     test_actor_critics();

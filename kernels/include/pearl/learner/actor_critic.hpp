@@ -1,4 +1,4 @@
-// One training step of the actor-critic algorithms for bounded actions, fused: DDPG, TD3, SAC, REDQ and DroQ.
+// One training step of the actor-critic algorithms for bounded actions, fused: DDPG, TD3, SAC, REDQ, DroQ and TQC.
 //
 // Everything is in unit scale: observations and actions are mapped to [-1, 1] on the way in, and tanh of the actor's
 // output is an action as the critics take it.
@@ -21,7 +21,8 @@ struct UnitScale {
 // Networks and vectors of parameters are the caller's and outlive the learner. Critics share one vector.
 struct ActorCriticModel {
   const Network* actor;                 // observations to actions, or to means and log deviations
-  std::vector<const Network*> critics;  // one, two or an ensemble: (observations, actions) to a value
+  // One, two or an ensemble: (observations, actions) to a value, or all to as many quantiles of its distribution.
+  std::vector<const Network*> critics;
   float *actor_weights, *target_actor_weights;  // target: null if the actor itself chooses the next action
   float *critic_weights, *target_critic_weights;
   UnitScale observations, actions;
@@ -38,6 +39,8 @@ struct ActorCriticSettings {
   // REDQ: targets take the smallest value of so many critics, drawn for each step; the actor follows the mean of all
   // critics. 0: all of the one or two critics judge both, by the smaller value.
   std::size_t target_critics = 0;
+  // TQC: of the quantiles of all critics that judge the targets, so many for each critic, the largest, do not count.
+  std::size_t dropped_quantiles = 0;
 };
 
 // `actions` (rows, action size) in the environment's units; noise (rows, action size) standard normal.
@@ -59,6 +62,8 @@ struct alignas(kCacheLine) ActorCriticWorker : WorkerSums {
   std::vector<float> log_prob;  // (panels, panel)
   std::vector<float> noise;     // (panels, action size, panel), if the policy is stochastic
   std::vector<float> judgements;  // of a panel's transitions, by all critics that judge
+  // With quantiles, of a panel: those of the targets by all critics; a row of losses, then one of sums.
+  AlignedArray<float> atoms, sums;
   std::vector<float*> slopes;   // of the outputs of each critic in a panel
   std::vector<const float*> values, judged;  // outputs of each critic, and of the targets that judge
   double actor_loss = 0.0, entropy_gap = 0.0;
@@ -68,12 +73,14 @@ class ActorCriticLearner : public TeamLearner<ActorCriticWorker> {
  public:
   ActorCriticLearner(const ActorCriticModel& model, std::size_t threads);
 
-  // Throws LearnerError for more than two critics without `target_critics`, and for more of these than critics.
+  // Throws LearnerError for more than two critics, or critics of quantiles, without `target_critics`, for more of these
+  // than critics, and for dropping all quantiles.
   void set(const ActorCriticSettings& settings);
   bool stochastic() const { return settings_.stochastic; }
   bool ensemble() const { return settings_.target_critics > 0; }
   std::size_t observation_size() const { return model_.actor->input_width(); }
   std::size_t action_size() const { return model_.actions.center.size(); }
+  std::size_t quantiles() const { return model_.critics[0]->output_width(); }  // 1: a value
   const ActorCriticModel& model() const { return model_; }
 
   // One step: moves the critics; then, if `moves_policy`, the actor against the moved critics, and the temperature
@@ -100,6 +107,11 @@ class ActorCriticLearner : public TeamLearner<ActorCriticWorker> {
   template <class Visit>
   void for_panels(const Group& group, Visit visit) const;
   void of_critics(ActorCriticWorker& worker, std::size_t critics, std::size_t p) const;
+  // The critics' slopes, the losses and the priorities of panel p, whose targets' values `worker.judged` points to.
+  void differentiate(ActorCriticWorker& worker, const ActorCriticBatch& batch, std::size_t p, std::size_t first,
+                     std::size_t count, float temperature, float* priorities);
+  void differentiate_quantiles(ActorCriticWorker& worker, const ActorCriticBatch& batch, std::size_t p,
+                               std::size_t first, std::size_t count, float temperature, float* priorities);
   void load_observations(const float* rows, std::size_t count, float* panel) const;
   // Panel p's `count` outputs of the actor to unit actions and, for SAC, their log densities.
   void act(ActorCriticWorker& worker, std::size_t p, const float* outputs, const float* noise, std::size_t count,

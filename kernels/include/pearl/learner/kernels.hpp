@@ -134,6 +134,15 @@ struct SquashSlopes {
   float low, high, temperature, share;
 };
 
+// Quantile regression of a panel's transitions (Dabney et al. 2018, Eq. 10): `count` quantiles of each one's value, at
+// tau(i) = (i + 1/2) / count, and `atoms` numbers that are equally likely to be its target; a row of a panel each.
+struct QuantileRegression {
+  std::size_t count, atoms;
+  const float *quantiles, *targets;
+  float *slopes;  // (count, panel): of the sum over i of the mean over j of the Huber losses, weighted by |tau(i) - [u < 0]|
+  float *losses;  // (panel): that sum; u is target(j) - quantile(i)
+};
+
 struct ByteConvolutionKernels;
 struct PanelConvolutionKernels;
 struct SparseConvolutionKernels;
@@ -212,6 +221,10 @@ struct LearnerKernels {
                      float* statistics);
   void (*layer_norm_backward)(const float* dy, const float* x, const float* gain, const float* statistics,
                               std::size_t width, float* dx, bool accumulate, const LayerNormGradients& gradients);
+
+  void (*quantile_regression)(const QuantileRegression& regression);
+  // Of each transition of a panel, leaves the smallest `kept` of `count` numbers in the first rows, in any order.
+  void (*keep_smallest)(float* numbers, std::size_t count, std::size_t kept);
 
   // Over parameters, any count.
   double (*sum_of_squares)(const float* x, std::size_t count);
