@@ -15,7 +15,7 @@ from gymnasium import spaces
 from trainers import OwnTrainer
 from typer.testing import CliRunner
 
-from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3
+from pearl.algorithms import DDPG, DQN, PPO, QRDQN, SAC, TD3, TQC
 from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer
 from pearl.cli import app
 from pearl.moments import Moments
@@ -40,6 +40,16 @@ class NormedDQN(WideDQN):
 
 class DuelingDQN(WideDQN):
     dueling = True
+
+
+class SmallQRDQN(QRDQN):
+    hidden_sizes = (24, 24)
+    num_quantiles = 9
+
+
+class SmallTQC(TQC):
+    hidden_sizes = (16,)
+    num_critics = 2
 
 
 class MaskedDQN(WideDQN):
@@ -77,9 +87,11 @@ CASES: dict[str, Case] = {
     "normed DQN": (NormedDQN, VECTOR, spaces.Discrete(6)),
     "dueling DQN": (DuelingDQN, BOUNDED, spaces.Discrete(4)),
     "DQN of images": (WideDQN, IMAGE, spaces.Discrete(4)),
+    "QRDQN": (SmallQRDQN, VECTOR, spaces.Discrete(6)),
     "DDPG": (DDPG, VECTOR, TORQUES),
     "TD3": (TD3, BOUNDED, spaces.Box(-1.0, 3.0, (2, 2), np.float64)),
     "SAC": (ScaledSAC, BOUNDED, TORQUES),
+    "TQC": (SmallTQC, BOUNDED, TORQUES),
     "normalised DQN": (NormalizedDQN, VECTOR, spaces.Discrete(6)),
     "normalised TD3": (NormalizedTD3, BOUNDED, TORQUES),
     "PPO": (NormalizedPPO, VECTOR, spaces.Discrete(5)),

@@ -45,7 +45,7 @@ class QRDQN(DQN):
 
     def _quantiles_of(self, outputs: torch.Tensor) -> torch.Tensor:
         """A network's outputs as `(batch, actions, quantiles)`."""
-        return outputs.view(len(outputs), -1, self.num_quantiles)
+        return outputs.view(outputs.shape[0], -1, self.num_quantiles)
 
     def get_action(self, obs: torch.Tensor, action_masks: torch.Tensor | None = None) -> torch.Tensor:
         """The actions `(envs,)` int64 whose quantiles have the largest mean, counted from 0.
