@@ -383,10 +383,10 @@ class Description:
     ) -> ZooSettings:
         """Everything that a file of RL Zoo, such as its hyperparams/dqn.yml, states for the environment `env`.
 
-        `algorithm` is dqn, ddpg, td3, sac, ppo, ppo_lstm or a2c; by default the file's name. `leave_out` names settings
-        of the entry to do without. Calls the other `set_*`, which may be called again afterwards, and returns what it
-        found: `timesteps` is for `run` and `runtime_gen`. Differences from Stable-Baselines3 are printed. Raises
-        ConfigurationError that lists all settings without a counterpart.
+        `algorithm` is dqn, qrdqn, ddpg, td3, sac, tqc, ppo, ppo_lstm or a2c; by default the file's name. `leave_out`
+        names settings of the entry to do without. Calls the other `set_*`, which may be called again afterwards, and
+        returns what it found: `timesteps` is for `run` and `runtime_gen`. Differences from Stable-Baselines3 are
+        printed. Raises ConfigurationError that lists all settings without a counterpart.
         """
         from composer.zoo import zoo_settings
 

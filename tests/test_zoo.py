@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import composer.composing
 from composer import Composer
-from composer.zoo import ZooSettings, _parsed, zoo_settings
+from composer.zoo import _DEFAULTS, ZooSettings, _parsed, zoo_settings
 from pearl.algorithms import A2C, DDPG, DQN, PPO, QRDQN, SAC, TD3, TQC, RecurrentPPO
 from pearl.algorithms.update_frequency import frequency_of
 from pearl.cli.app import app
@@ -481,6 +481,14 @@ def test_the_algorithm_is_the_files_or_named(zoo: Path) -> None:
         zoo_settings(other, "CartPole-v1", "trpo")
     with pytest.raises(ConfigurationError, match="There is no file"):
         zoo_settings(zoo / "trpo.yml", "CartPole-v1", "ppo")
+
+
+def test_every_algorithm_is_named_where_one_is_asked_for() -> None:
+    *names, last = _DEFAULTS
+    page = Path(__file__).parents[1] / "docs" / "cli.md"
+    for text in (page.read_text(), Composer.set_zoo.__doc__, zoo_settings.__doc__):
+        assert text
+        assert f"{', '.join(names)} or {last}" in " ".join(text.split())
 
 
 plain = st.recursive(

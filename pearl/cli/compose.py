@@ -71,7 +71,9 @@ def _compose(
     env: Annotated[str | None, typer.Option(help="With --zoo: the environment, such as CartPole-v1.")] = None,
     algo: Annotated[
         str | None,
-        typer.Option(help="With --zoo: dqn, ddpg, td3, sac, ppo, ppo_lstm or a2c. Default: the file's name."),
+        typer.Option(
+            help="With --zoo: dqn, qrdqn, ddpg, td3, sac, tqc, ppo, ppo_lstm or a2c. Default: the file's name."
+        ),
     ] = None,
     leave_out: Annotated[
         list[str] | None, typer.Option(help="With --zoo: a setting to do without; may be repeated.")
