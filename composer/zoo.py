@@ -291,6 +291,8 @@ class _Mapping:
         for name, ours in _RENAMED.items():
             if name in self.left and hasattr(self.algorithm, ours):
                 table = self.rollout if name in ("n_steps", "n_epochs", "gae_lambda") else self.trainer
+                if name == "max_grad_norm" and self.left[name] is None:
+                    self.left[name] = 0.0
                 table[ours] = self._whole(name) if name in _WHOLE else self._number(name)
         self._refuse_the_rest()
         if self.problems:

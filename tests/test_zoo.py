@@ -204,6 +204,9 @@ CartPole-v1:
 Acrobot-v1:
   n_timesteps: 1e5
   max_grad_norm: 2
+MountainCar-v0:
+  n_timesteps: 1e5
+  max_grad_norm: null
 Other-v1:
   n_timesteps: 1e5
   policy_kwargs: "dict(n_critics=2, n_quantiles=2.5)"
@@ -333,6 +336,7 @@ def test_qrdqn_and_tqc(zoo: Path) -> None:
     holds(found.trainer, hidden_sizes=(256, 256), exploration=EpsilonGreedy(1.0, 0.01, 250))
     assert "Adam's eps is 1e-8 here, and 0.01 / batch_size in sb3-contrib's QRDQN" in found.notes
     holds(zoo_settings(zoo / "qrdqn.yml", "Acrobot-v1").trainer, num_quantiles=200, max_grad_norm=2)
+    holds(zoo_settings(zoo / "qrdqn.yml", "MountainCar-v0").trainer, max_grad_norm=0.0)  # null: any
     found = zoo_settings(zoo / "tqc.yml", "Pendulum-v1")
     assert (found.algorithm, found.notes) == (TQC, ())
     holds(found.trainer, num_quantiles=25, num_critics=2, dropped_quantiles=2, temperature_learning_rate=1e-3)

@@ -319,7 +319,7 @@ void ActorCriticLearner::differentiate_quantiles(ActorCriticWorker& worker, cons
   // The mean over all quantiles of all critics.
   const auto numbers = static_cast<float>(of_each * critics), rows = static_cast<float>(batch.rows);
   for (std::size_t k = 0; k < critics; ++k) {
-    kernels_.quantile_regression({of_each, kept, worker.values[k], atoms, worker.slopes[k], losses});
+    kernels_.quantile_regression({of_each, kept, worker.values[k], atoms, losses, worker.slopes[k]});
     kernels_.sum_features(worker.values[k], of_each, means);
     for (std::size_t c = 0; c < count; ++c)
       largest[c] = std::max(largest[c], std::fabs(means[c] / static_cast<float>(of_each) - targets[c]));

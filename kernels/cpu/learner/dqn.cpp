@@ -199,7 +199,7 @@ void DqnLearner::differentiate_quantiles(DqnWorker& worker, const Batch& batch, 
     worker.td_error += static_cast<double>(distance);
     priorities[begin + c] = distance;
   }
-  kernels_.quantile_regression({quantiles_, quantiles_, taken, targets, worker.slopes.data(), losses});
+  kernels_.quantile_regression({quantiles_, quantiles_, taken, targets, losses, worker.slopes.data()});
   float* const slopes = worker.training.gradient(network_.output(), panel);
   std::fill_n(slopes, actions * of_action, 0.0f);
   for (std::size_t c = 0; c < count; ++c) {

@@ -542,7 +542,7 @@ void test_quantile_regression() {
       Floats targets = random_floats(atoms * panel, 2, 2.0f), slopes(count * panel), losses(panel);
       targets[0] = quantiles[0];
       learner_kernels().quantile_regression(
-          {count, atoms, quantiles.data(), targets.data(), slopes.data(), losses.data()});
+          {count, atoms, quantiles.data(), targets.data(), losses.data(), slopes.data()});
       for (std::size_t c = 0; c < panel; ++c) {
         double sum = 0.0;
         for (std::size_t i = 0; i < count; ++i) {

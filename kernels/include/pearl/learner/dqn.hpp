@@ -40,9 +40,9 @@ class DqnLearner : public TeamLearner<DqnWorker> {
   const Network& network() const { return network_; }
   std::size_t actions() const { return network_.output_width() / std::max<std::size_t>(1, quantiles_); }
 
-  // Step number `step`, counted from 1; writes |TD error|, with quantiles of their means, to priorities `(rows,)`. Throws LearnerError, with weights and
-  // optimizer unchanged, for an action out of range and for a loss or gradient that is not finite. With masks, the next
-  // action is the best of those that they allow.
+  // Step number `step`, counted from 1; writes |TD error| to priorities `(rows,)`, with quantiles that of their means.
+  // Throws LearnerError, with weights and optimizer unchanged, for an action out of range and for a loss or gradient that
+  // is not finite. With masks, the next action is the best of those that they allow.
   StepMetrics step(const Batch& batch, std::uint64_t step, Optimizer& optimizer, float* priorities,
                    const PrioritiesKnown& known = {});
 

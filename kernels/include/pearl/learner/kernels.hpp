@@ -139,8 +139,9 @@ struct SquashSlopes {
 struct QuantileRegression {
   std::size_t count, atoms;
   const float *quantiles, *targets;
-  float *slopes;  // (count, panel): of the sum over i of the mean over j of the Huber losses, weighted by |tau(i) - [u < 0]|
-  float *losses;  // (panel): that sum; u is target(j) - quantile(i)
+  // Huber's losses of u = target(j) - quantile(i), weighted by |tau(i) - [u < 0]|, as a mean over j and a sum over i:
+  float* losses;  // (panel)
+  float* slopes;  // (count, panel)
 };
 
 struct ByteConvolutionKernels;
