@@ -273,8 +273,7 @@ void ActorCriticLearner::differentiate(ActorCriticWorker& worker, const ActorCri
     }
   if (settings_.stochastic)
     for (std::size_t c = 0; c < count; ++c) targets[c] -= temperature * log_prob[c];
-  const float *rewards = batch.rewards + first, *discounts = batch.discounts + first,
-              *weights = batch.weights + first;
+  const float *rewards = batch.rewards + first, *discounts = batch.discounts + first, *weights = batch.weights + first;
   for (std::size_t c = 0; c < count; ++c) targets[c] = rewards[c] + discounts[c] * targets[c];
   float* const largest = priorities + first;
   std::fill_n(largest, count, 0.0f);
@@ -296,8 +295,8 @@ void ActorCriticLearner::differentiate(ActorCriticWorker& worker, const ActorCri
 // The targets of all critics are the same atoms: the smallest of all quantiles by the critics that judge (Kuznetsov et
 // al. 2020).
 void ActorCriticLearner::differentiate_quantiles(ActorCriticWorker& worker, const ActorCriticBatch& batch,
-                                                 std::size_t p, std::size_t first, std::size_t count,
-                                                 float temperature, float* priorities) {
+                                                 std::size_t p, std::size_t first, std::size_t count, float temperature,
+                                                 float* priorities) {
   const std::size_t size = panel(), of_each = quantiles(), critics = model_.critics.size();
   const std::size_t all = judges_.size() * of_each, kept = all - judges_.size() * settings_.dropped_quantiles;
   float* const atoms = worker.atoms.data();

@@ -42,8 +42,7 @@ DqnWorker::DqnWorker(const Network& network, std::size_t panels, std::size_t qua
   sums = AlignedArray<float>(2 * panel);
 }
 
-DqnLearner::DqnLearner(const Network& network, float* online, float* target, std::size_t threads,
-                       std::size_t quantiles)
+DqnLearner::DqnLearner(const Network& network, float* online, float* target, std::size_t threads, std::size_t quantiles)
     : TeamLearner(network.kernels(), threads),
       network_(network),
       online_(online),

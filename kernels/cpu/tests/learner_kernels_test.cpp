@@ -549,7 +549,8 @@ void test_quantile_regression() {
           const double tau = (static_cast<double>(i) + 0.5) / static_cast<double>(count);
           double slope = 0.0;
           for (std::size_t j = 0; j < atoms; ++j) {
-            const double u = static_cast<double>(targets[j * panel + c]) - static_cast<double>(quantiles[i * panel + c]);
+            const double u =
+                static_cast<double>(targets[j * panel + c]) - static_cast<double>(quantiles[i * panel + c]);
             const double weight = std::fabs(tau - (u < 0.0 ? 1.0 : 0.0)) / static_cast<double>(atoms);
             sum += weight * (std::fabs(u) <= 1.0 ? u * u / 2.0 : std::fabs(u) - 0.5);
             slope -= weight * std::clamp(u, -1.0, 1.0);

@@ -710,7 +710,8 @@ struct ActorCriticTraining {
         priorities(rows),
         stochastic(is_stochastic) {
     layers(actor_ops, actor_size, kObs, stochastic ? 2 * kActions : kActions);
-    for (std::vector<Op>& ops : critic_ops) layers(ops, critic_size, kObs + kActions, quantiles, ensemble && quantiles == 1);
+    for (std::vector<Op>& ops : critic_ops)
+      layers(ops, critic_size, kObs + kActions, quantiles, ensemble && quantiles == 1);
     networks.push_back(std::make_unique<Network>(kObs, actor_ops, actor_size));
     for (std::vector<Op>& ops : critic_ops)
       networks.push_back(std::make_unique<Network>(kObs + kActions, ops, critic_size));
