@@ -166,7 +166,7 @@ def test_training_is_the_same_as_a_gpu_would_share_the_work(algorithm: type[Trai
     with cut_as_on_a_gpu():
         shared = SyclLearner(ours)
     alone = SyclLearner(theirs)
-    assert_steps_alike(shared, alone, obs=100, steps=20)
+    assert_steps_alike(shared, alone, obs=100, steps=6)
     assert_alike(ours, theirs, 1e-4)
 
 
@@ -176,7 +176,7 @@ def test_layers_of_every_kind_are_the_same_as_a_gpu_would_share_the_work() -> No
     with cut_as_on_a_gpu():
         shared = SyclLearner(ours)
     alone = SyclLearner(theirs)
-    for seed in range(20):
+    for seed in range(8):
         found, expected = (learner.step(*batch_of(seed, 40)) for learner in (shared, alone))
         np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-4, atol=1e-4)
 
@@ -253,7 +253,7 @@ def test_critics_and_actors_train_alike_wherever_weights_and_values_lie(
         held = CudaEmulatedLearner(ours)
     with cut_for_threads(16, 0):
         in_place = CudaEmulatedLearner(theirs)
-    for seed in range(3):
+    for seed in range(2):  # TD3's actor moves in the second
         found, expected = (learner.step(*actions_batch(seed, 21, 11, 5)) for learner in (held, in_place))
         np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-4, atol=1e-4)
     assert_alike(ours, theirs, 1e-4)
@@ -299,7 +299,7 @@ def test_critics_and_actors_train_alike_however_blocks_share_the_work(algorithm:
     with cut_for_threads(slices):
         shared = CudaEmulatedLearner(ours)
     alone = CudaEmulatedLearner(theirs)
-    assert_steps_alike(shared, alone, obs=11, steps=4)
+    assert_steps_alike(shared, alone, obs=11, steps=2)  # TD3's actor moves in the second
     assert_alike(ours, theirs, 1e-4)
 
 

@@ -212,11 +212,11 @@ def test_what_a_larger_batch_left_does_not_count(name: str, case: str, made: Mak
 def test_steps_may_take_turns_with_torchs(name: str, case: str, made: Make) -> None:
     ours, theirs = (trainer_of(case) for _ in range(2))
     both, reference = (made(name, ours), TorchLearner(ours)), TorchLearner(theirs)
-    for step in range(40):
+    for step in range(15):
         both[step // 3 % 2].step(*batch_for(case, step))
         reference.step(*batch_for(case, step))
     assert_alike(ours, theirs, 1e-4 if name in ON_DEVICES else 1e-5)
-    assert ours.gradient_steps == 40
+    assert ours.gradient_steps == 15
     assert_same_optimizers(ours, theirs)
 
 
@@ -251,8 +251,8 @@ def test_a_checkpoint_resumes_to_the_same_bits(name: str, case: str, made: Make)
 def test_settings_are_those_of_the_trainer(name: str, algorithm: str, changed: dict[str, Any], made: Make) -> None:
     ours, theirs = (trainer_of(algorithm, **changed) for _ in range(2))
     learner, reference = made(name, ours), TorchLearner(theirs)
-    for seed in range(60):
-        found, expected = (each.step(*actions_batch(seed, 75)) for each in (learner, reference))
+    for seed in range(12):  # TD3's actor moves in every third
+        found, expected = (each.step(*actions_batch(seed)) for each in (learner, reference))
         np.testing.assert_allclose(found.priorities, expected.priorities, rtol=1e-3, atol=1e-3)
         for metric, value in expected.metrics.items():
             assert found.metrics[metric] == pytest.approx(value, rel=1e-3)
@@ -378,7 +378,7 @@ def test_parts_of_another_device_are_not_fused(name: str, made: Make) -> None:
 # --- long runs as torch does ------------------------------------------------------------------------------------------
 
 # Steps and tolerance. One thread is enough of the native Learner.
-LONG = {"native": (250, 5e-4), "sycl": (100, 2e-4), "cuda": (30, 2e-4)}
+LONG = {"native": (100, 2e-4), "sycl": (50, 2e-4), "cuda": (20, 2e-4)}
 LONG_CASES = [*(f"Small, {named}" for named in SETTINGS), "WithLayerNorm, default", "DDPG", "TD3", "SAC"]
 FURTHER_CASES = [f"WithLayerNorm, {named}" for named in SETTINGS if named != "default"]
 
