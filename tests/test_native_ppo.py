@@ -307,18 +307,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
 @each_space
-def test_training_is_that_of_float64(space: spaces.Space[Any], options: dict[str, Any], threads: int) -> None:
-    trainer = made(space, **options)
-    rollout = rollout_of(trainer, 157)
-    exact = exact_training(trainer, rollout, epochs=3, batch_size=50)
-    learner = NativeRolloutLearner(trainer, epochs=3, batch_size=50, threads=threads)
-    assert_trained(trainer, learner.train(rollout), exact)
-    assert exact.metrics["minibatches"] == 12  # the last of an epoch has 7 rows
-    assert trainer.gradient_steps == 12
+def test_training_is_that_of_float64(space: spaces.Space[Any], options: dict[str, Any]) -> None:
+    trainers = [made(space, **options) for _ in range(2)]
+    rollout = rollout_of(trainers[0], 107)
+    exact = exact_training(trainers[0], rollout, epochs=2, batch_size=50)
+    assert exact.metrics["minibatches"] == 6  # the last of an epoch has 7 rows
     assert 0.0 < exact.metrics["clip_fraction"] < 1.0
+    for threads, trainer in enumerate(trainers, start=1):
+        learner = NativeRolloutLearner(trainer, epochs=2, batch_size=50, threads=threads)
+        assert_trained(trainer, learner.train(rollout), exact)
+        assert trainer.gradient_steps == 6
 
 
 @each_learner

@@ -83,12 +83,12 @@ def test_a_dry_run_shows_the_changes_and_makes_none(root):
     assert state(root) == before
 
 
-@pytest.mark.parametrize("version", ["0.1.0", "0.0.9", "v0.2.0", "0.2", "0.2.0rc1", "0.2.0\n", "0.02.0", "", "--help"])
-def test_a_version_that_cannot_follow_is_refused(root, version):
+def test_a_version_that_cannot_follow_is_refused(root):
     before = state(root)
-    with pytest.raises(tool.ReleaseError, match="Expected a version"):
-        tool.release(root, version, "2026-12-01", dry_run=False)
-    assert state(root) == before
+    for version in ("0.1.0", "0.0.9", "v0.2.0", "0.2", "0.2.0rc1", "0.2.0\n", "0.02.0", "", "--help"):
+        with pytest.raises(tool.ReleaseError, match="Expected a version"):
+            tool.release(root, version, "2026-12-01", dry_run=False)
+        assert state(root) == before, version
 
 
 def refuses(root: Path, message: str) -> None:
