@@ -12,6 +12,7 @@ ordered by waits between their streams: else `races` names them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 import pearl.backends.cuda.graphs
 from pearl.backends.cuda import torch_steps
@@ -31,23 +32,29 @@ _WAITS = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "_unique2"
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    """Those in an argument or a result of an operation; torch's `tree_leaves` takes several times as long."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if not isinstance(tree, tuple | list | dict):
+        return []
+    return [tensor for part in (tree.values() if isinstance(tree, dict) else tree) for tensor in _tensors(part)]
+
+
+@functools.cache
+def _written_arguments(operation: Any) -> list[tuple[int, str]]:
+    arguments = enumerate(operation._schema.arguments)
+    return [(number, a.name) for number, a in arguments if a.alias_info is not None and a.alias_info.is_write]
 
 
 def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors that a call changes in place."""
-    found: list[torch.Tensor] = []
-    for number, argument in enumerate(function._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[number] if number < len(args) else kwargs.get(argument.name)
-            found += _tensors(value)
-    return found
+    places = _written_arguments(function)
+    return _tensors([args[number] if number < len(args) else kwargs.get(name) for number, name in places])
 
 
-def _is_view(function: Any) -> bool:
-    if not hasattr(function, "_schema"):  # it launches kernels of PEARL's
-        return False
-    aliases = [result.alias_info for result in function._schema.returns]
+@functools.cache
+def _is_view(operation: Any) -> bool:
+    aliases = [result.alias_info for result in operation._schema.returns]
     return any(alias is not None and not alias.is_write for alias in aliases)
 
 
@@ -91,7 +98,11 @@ class EmulatedGraph:
 
     def __init__(self, graphs: EmulatedGraphs, recorder: _Recorder) -> None:
         self._graphs = graphs
-        self._calls = [call for call in recorder.calls if not _is_view(call[1])]
+        self._calls = [
+            (learns, function, args, kwargs, _tensors(results))
+            for learns, function, args, kwargs, results in recorder.calls
+            if not (hasattr(function, "_schema") and _is_view(function))  # one without launches kernels of PEARL's
+        ]
         self.made = [tensor.detach() for tensor in recorder.made.values() if tensor.is_floating_point()]
         self._used = {_memory(tensor) for _, _, *call in self._calls for tensor in _tensors(call)}
 
@@ -104,8 +115,8 @@ class EmulatedGraph:
             for learns, function, args, kwargs, results in self._calls:
                 with torch.set_grad_enabled(learns):  # some kernels keep more for a backward pass
                     again = function(*args, **kwargs)
-                for kept, new in zip(tree_leaves(results), tree_leaves(again), strict=True):
-                    if isinstance(new, torch.Tensor) and _memory(kept) != _memory(new):
+                for kept, new in zip(results, _tensors(again), strict=True):
+                    if _memory(kept) != _memory(new):
                         kept.copy_(new)
 
 
