@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,27 +31,36 @@ def git(root: Path, *arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.fixture
-def root(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A repository with one commit."""
+    root = tmp_path_factory.mktemp("begun")
     for name, text in {
         "CHANGELOG.md": CHANGELOG,
         "pyproject.toml": '[project]\nname = "pearl-toolkit"\nversion = "0.1.0"\n',
         "pearl/__init__.py": '__version__ = "0.1.0"\n',
         "CITATION.cff": 'cff-version: 1.2.0\nversion: "0.1.0"\n',
     }.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    for role in ("AUTHOR", "COMMITTER"):
-        monkeypatch.setenv(f"GIT_{role}_NAME", "tester")
-        monkeypatch.setenv(f"GIT_{role}_EMAIL", "tester@localhost")
-    git(tmp_path, "init", "--quiet")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "--quiet", "--message", "Begin")
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(text, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        for role in ("AUTHOR", "COMMITTER"):
+            patch.setenv(f"GIT_{role}_NAME", "tester")
+            patch.setenv(f"GIT_{role}_EMAIL", "tester@localhost")
+        git(root, "init", "--quiet")
+        git(root, "add", ".")
+        git(root, "commit", "--quiet", "--message", "Begin")
+        yield root
+
+
+@pytest.fixture
+def root(begun, tmp_path):
+    shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
 def state(root: Path) -> tuple[str, ...]:
-    return git(root, "rev-parse", "HEAD"), git(root, "tag"), git(root, "status", "--porcelain")
+    return git(root, "for-each-ref"), git(root, "status", "--porcelain")
 
 
 def test_a_release_is_one_commit_and_one_tag(root):
