@@ -79,7 +79,7 @@ def streams(draw):
     return shape, leaves, requests
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(streams())
 def test_any_stream_of_requests_is_answered_as_one_after_the_other(stream):
     shape, leaves, requests = stream

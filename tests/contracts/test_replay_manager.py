@@ -178,14 +178,14 @@ def test_written_slots_stay_written_when_the_inserts_pass_32_bits(manager):
     assert alone.state_dict()["generations"][6] == 1
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_native_equals_reference_bit_for_bit(data):
     operate(data, NativeReplayManager, get_args(ReplayMode))
 
 
 @pytest.mark.parametrize("manager", [pytest.param(SyclReplayManager, marks=pytest.mark.sycl), EmulatedCuda])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_devices_equal_reference_bit_for_bit(manager, data):
     operate(data, manager, DEVICE_MODES)
