@@ -157,14 +157,21 @@ class CutLearner(CudaLearner):
 
 
 def iteration_rows(
-    device: str, capacity: int, repeats: int, iterations: int, cases: tuple[Case, ...], alone: bool, compiled: bool
+    device: str,
+    capacity: int,
+    repeats: int,
+    iterations: int,
+    intervals: tuple[int, ...],
+    cases: tuple[Case, ...],
+    alone: bool,
+    compiled: bool,
 ) -> Iterator[Row]:
-    """Iterations of setting 2 and, unless `alone`, with steps in PyTorch."""
+    """Iterations of setting 2 and, unless `alone`, with steps in PyTorch; `intervals`: how many are one graph."""
     for case in cases:
         trainer = case.trainer()
         learner = CutLearner(trainer, device)
         filled = Filled.of(trainer, capacity, _on_device(device))
-        for interval in (8, 64):  # how many are one graph
+        for interval in intervals:
             ours = Loop(learner, filled, case.batch, weight_sync_interval=interval)
             ours.run(2 * interval)  # records
             count = _count(ours.run, iterations)
@@ -318,13 +325,13 @@ def main() -> None:
     arguments = parser.parse_args()
     quick, device = arguments.quick, cuda_name(arguments.device)
     slots, capacity, repeats = (2_000, 2_000, 2) if quick else (SLOTS, CAPACITY, 15)
-    launches, iterations = (2, 2) if quick else (64, 512)
+    launches, iterations, intervals = (2, 2, (2, 8)) if quick else (64, 512, (8, 64))
     cases = tuple(Case(*case) for case in (CASES[:1] if quick else CASES))
     parts: list[Iterator[Row]] = [
         replay_rows(device, slots, repeats, launches),
         copy_rows(device, COPIED[:2] if quick else COPIED, repeats),
         gather_rows(device, 600 if quick else ATARI_SLOTS, repeats),
-        iteration_rows(device, capacity, repeats, iterations, cases, arguments.alone, arguments.compiled),
+        iteration_rows(device, capacity, repeats, iterations, intervals, cases, arguments.alone, arguments.compiled),
     ]
     if device != EMULATOR and not arguments.alone:
         parts.append(pixel_rows(device, 2_000 if quick else ATARI_SLOTS, repeats, 50, arguments.compiled))
