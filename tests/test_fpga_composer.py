@@ -101,7 +101,7 @@ def test_a_board_that_is_not_here_gets_no_program(composed: Callable[..., Compos
 
 # --- programs -------------------------------------------------------------------------------------------------------
 
-SHORT = ("--timesteps", "1500", "--checkpoint-interval", "800", "--eval-episodes", "2")
+SHORT = ("--timesteps", "1000", "--checkpoint-interval", "600", "--eval-episodes", "2")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_each_pair_with_the_fpga_trains_and_goes_on_from_its_checkpoint(
     code, output = run(program, *SHORT, "--run-dir", str(results))
     assert code == 0, output
     first = summary(results)
-    assert first["env_steps"] >= 1500
+    assert first["env_steps"] >= 1000
     assert first["stale_updates"] == 0
     assert first["gradient_steps"] > 10
     if replay == learner:  # a serial run resumes to the bit below
@@ -141,7 +141,7 @@ def test_serial_runs_on_the_fpga_repeat_and_resume_to_the_bit(
     env = "CartPole-v1" if trainer is TinyDQN else "Pendulum-v1"
     composer = composed(trainer=trainer, env=env, training={"replay_ratio": 0.5})
     program = program_of(composer, tmp_path, "fpga0", "fpga0")
-    common = ("--serial", "--timesteps", "1500", "--checkpoint-interval", "512", "--eval-episodes", "0", "--seed", "7")
+    common = ("--serial", "--timesteps", "1000", "--checkpoint-interval", "512", "--eval-episodes", "0", "--seed", "7")
 
     def started(name: str, *more: str) -> contextlib.AbstractContextManager[Running]:
         return running(program, *common, "--run-dir", str(tmp_path / name), *more)
