@@ -332,7 +332,7 @@ def test_a_changed_setting_counts_from_the_next_step(
             apply(trainer)
 
     with caplog.at_level(logging.INFO):
-        train_both((learners[0], learners[1]), algorithm, before=at_15, steps=range(50))
+        train_both((learners[0], learners[1]), algorithm, before=at_15, steps=range(40))
     assert_same_state(ours, theirs)
     (record,) = caplog.records
     named = "an optimizer" if change == "betas" else change
