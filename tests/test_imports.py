@@ -15,7 +15,7 @@ import pearl.algorithms
 import pearl.replay
 import pearl.runtime
 
-HEAVY = ("torch", "pandas", "gymnasium", "matplotlib", "rich", "tensorboard", "jinja2")
+HEAVY = ("torch", "pandas", "gymnasium", "matplotlib", "rich", "tensorboard", "fsspec", "jinja2")
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -39,6 +39,10 @@ def test_a_light_module_loads_no_heavy_package(module: str) -> None:
 @pytest.mark.parametrize("module", ["checkpoint", "progress", "run_log", "options", "collection"])
 def test_a_module_of_the_runtime_loads_no_torch(module: str) -> None:
     assert "torch" not in loaded_by(f"import pearl.runtime.{module}")
+
+
+def test_writing_for_tensorboard_loads_nothing_that_only_reading_needs() -> None:
+    assert loaded_by("import pearl.runtime.event_file") == {"tensorboard"}
 
 
 def test_the_queues_named_through_the_package_load_no_torch() -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import io
+import functools
 import itertools
 import os
 import socket
+import struct
 import time
 from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
 
 from pearl.runtime.log_file import LogFile
 
@@ -40,6 +40,25 @@ class EventFile:
 
 
 def _record(event: Event) -> bytes:
-    stream = io.BytesIO()
-    RecordWriter(stream).write(event.SerializeToString())
-    return stream.getvalue()
+    """The event as TFRecord; TensorBoard's own writer imports fsspec and asyncio, longer than short runs train."""
+    data: bytes = event.SerializeToString()
+    length = struct.pack("<Q", len(data))
+    return length + _checksum(length) + data + _checksum(data)
+
+
+def _checksum(data: bytes) -> bytes:
+    """The masked CRC-32C."""
+    table, crc = _crc_table(), 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+@functools.cache
+def _crc_table() -> tuple[int, ...]:
+    """The CRC-32C (Castagnoli) of each byte."""
+    table = list(range(256))
+    for _ in range(8):
+        table = [crc >> 1 ^ (0x82F63B78 if crc & 1 else 0) for crc in table]
+    return tuple(table)
