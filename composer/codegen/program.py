@@ -531,6 +531,7 @@ def _learners_note(source: ProgramSource) -> list[str]:
     return lines
 
 
+@functools.cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(template_folders()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import re
 from collections.abc import Callable
@@ -96,6 +97,7 @@ def _view_of(made: Composition | RolloutComposition) -> View:
     return rollout_view.view(made) if isinstance(made, RolloutComposition) else composition_view.view(made)
 
 
+@functools.cache
 def _environment() -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(template_folders()),
