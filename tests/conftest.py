@@ -76,11 +76,13 @@ def quick_profiles() -> Iterator[None]:
     from composer import replay_composing
     from composer.on_policy import composing as rollout_composing
     from composer.on_policy.profiling import RolloutProfiler
+    from composer.profiling import messages
     from composer.profiling.profiler import Profiler
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replay_composing, "Profiler", functools.partial(Profiler, budget_s=0.03))
         patch.setattr(rollout_composing, "RolloutProfiler", functools.partial(RolloutProfiler, budget_s=0.03))
+        patch.setattr(messages, "_REPEATS", 2)
         yield
 
 

@@ -35,6 +35,11 @@ def write_csv_pair(folder: Path, devices: Sequence[str], connections: Sequence[s
     return pair
 
 
+def write_machine(folder: Path, setting: int) -> tuple[Path, Path]:
+    """Both CSV files of a machine with the devices that a setting needs: each is profiled."""
+    return write_csv_pair(folder, TWO_CPUS, ["cpu0,cpu1,1,10"]) if setting == 1 else write_csv_pair(folder, ONE_CPU)
+
+
 def described(
     files: tuple[Path, Path],
     *,
@@ -68,8 +73,7 @@ def make_program(
     folder: Path, *, setting: int = 2, name: str = "program", timesteps: int = 1100, **problem: Any
 ) -> Path:
     """Write `folder/name.py` for one CPU (setting 2), or with the Learner forced to a second one (setting 1)."""
-    files = write_csv_pair(folder, TWO_CPUS, ["cpu0,cpu1,1,10"])
-    composer = described(files, **problem)
+    composer = described(write_machine(folder, setting), **problem)
     replay, learner = composer.run()
     replay = dataclasses.replace(replay, device="cpu0")
     learner = dataclasses.replace(learner, device="cpu0" if setting == 2 else "cpu1")
