@@ -1,4 +1,4 @@
-"""An environment with goals that shows what was made of them. It brings no torch."""
+"""An environment with goals that shows what was made of them, and a trainer for such ones. It brings no torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from trainers import TinyDQN
+
+import benchmarks.flip_bits  # noqa: F401  registers FlipBits-v0
 
 
 class CountUp(gym.Env[dict[str, np.ndarray], np.int64]):
@@ -59,3 +62,9 @@ def next_step_vector(num_envs: int = 1, **kwargs: Any) -> gym.vector.SyncVectorE
 
 
 gym.register("PearlCountUp-v0", CountUp, vector_entry_point=next_step_vector, disable_env_checker=True)
+
+
+class FlipDQN(TinyDQN):
+    hidden_sizes = (64, 64)
+    hindsight_goals = 4
+    gamma = 0.95

@@ -20,7 +20,7 @@ from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from programs import ONE_CPU, described, run, write_csv_pair
 from torch import nn
 from torch.nn import functional
-from trainers import TinyDQN
+from trainers import PixelDQN, TinyDQN
 
 from composer import Composer
 from composer.vectorization import fastest
@@ -35,43 +35,6 @@ from pearl.runtime.data_storage import make_storage
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "dqn_pong.py"
-
-
-class Flash(gym.Env[np.ndarray, np.int64]):
-    """One grey frame `(36, 36)`, bright or dark by chance; the action that names it earns 1; eight steps."""
-
-    def __init__(self) -> None:
-        self.observation_space = spaces.Box(0, 255, (36, 36), np.uint8)
-        self.action_space = spaces.Discrete(2)
-
-    def _frame(self) -> np.ndarray:
-        self._bright = bool(self.np_random.integers(2))
-        return np.full((36, 36), 255 * self._bright, np.uint8)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._step = 0
-        return self._frame(), {}
-
-    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        reward = float(bool(action) == self._bright)
-        self._step += 1
-        return self._frame(), reward, self._step == 8, False, {}
-
-
-def make_flash(frames: int = 4) -> gym.Env[Any, Any]:
-    return FrameStackObservation(Flash(), frames)
-
-
-gym.register("FlashFrames-v0", make_flash)
-
-
-class PixelDQN(TinyDQN):
-    """The Nature CNN, which is the default for images."""
-
-    learning_starts = 60
 
 
 class Idle(TinyDQN):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from torch import nn
-from trainers import OwnTrainer, TinyDQN
+from trainers import OwnTrainer, Prioritizing, TinyDQN, by_position
 
 from pearl.actors.actor import Actor, ActorSetup
 from pearl.algorithms.trainer import transition_of
@@ -36,22 +35,6 @@ from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
 OBS, ACTIONS = spaces.Box(-5, 5, (4,), np.float32), spaces.Discrete(2)
 ACTORS = ActorSpec("CartPole-v1", envs_per_actor=2)
-
-
-def by_position(columns: Mapping[str, np.ndarray], _policy: object) -> np.ndarray:
-    """A priority that the columns tell: how far the cart is from the middle, plus a half."""
-    found: np.ndarray = np.abs(columns["obs"][:, 0]) + np.float32(0.5)
-    return found
-
-
-class Prioritizing(TinyDQN):
-    """A DQN whose actors give the first priorities; its runs here end before it trains, so that these stay."""
-
-    learning_starts = 1_000
-
-    @classmethod
-    def transition(cls, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> TransitionSpec:
-        return super().transition(observation_space, action_space).with_priority(by_position)
 
 
 @pytest.mark.parametrize(

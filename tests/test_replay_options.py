@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from programs import TWO_CPUS, described, run, write_csv_pair
-from trainers import TinyDQN
+from programs import described, run, write_machine
+from trainers import CheckedDQN, TinyDQN
 
 from composer import Composer
 from pearl.actors.actor import Actor, ActorSetup
@@ -29,22 +29,10 @@ from pearl.runtime.run_state import Counters
 from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
 
-class CheckedDQN(TinyDQN):
-    """Refuses weights that are not those of its replay's mode."""
-
-    weights_are_one = False
-
-    def update_policy(self, batch: Any, weights: Any) -> Any:
-        assert not self.weights_are_one or bool((weights == 1).all()), weights
-        assert bool((weights > 0).all())
-        assert float(weights.max()) == 1.0
-        return super().update_policy(batch, weights)
-
-
 def make_program(
     folder: Path, *, setting: int = 2, size: int = 2000, training: dict[str, Any] | None = None, **replay: Any
 ) -> Path:
-    files = write_csv_pair(folder, TWO_CPUS, ["cpu0,cpu1,1,10"])
+    files = write_machine(folder, setting)
     ordered = replay.get("mode", "prioritized") != "prioritized"
     composer = described(files, trainer=CheckedDQN, settings={"weights_are_one": ordered}, training=training)
     composer.set_replay(size, **replay)

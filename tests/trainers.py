@@ -10,18 +10,20 @@ import multiprocessing
 import sys
 import time
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
-from gymnasium.wrappers import NormalizeObservation, NormalizeReward
+from gymnasium.wrappers import FrameStackObservation, NormalizeObservation, NormalizeReward
 
 from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3, Batch, CrossQ, DroQ
 from pearl.exploration import EpsilonGreedy, GaussianNoise, PolicySampling
 from pearl.lazy_torch import nn, torch
 from pearl.schedules import Schedule
+from pearl.spec import TransitionSpec
 
 
 class TinyDQN(DQN):
@@ -41,6 +43,40 @@ class FailsOnSeven(TinyDQN):
         if len(obs) == 7:
             raise RuntimeError("no more actions")
         return super().get_action(obs, action_masks)
+
+
+def by_position(columns: Mapping[str, np.ndarray], _policy: object) -> np.ndarray:
+    """A priority that the columns tell: how far the cart is from the middle, plus a half."""
+    found: np.ndarray = np.abs(columns["obs"][:, 0]) + np.float32(0.5)
+    return found
+
+
+class Prioritizing(TinyDQN):
+    """A DQN whose actors give the first priorities; its runs here end before it trains, so that these stay."""
+
+    learning_starts = 1_000
+
+    @classmethod
+    def transition(cls, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> TransitionSpec:
+        return super().transition(observation_space, action_space).with_priority(by_position)
+
+
+class CheckedDQN(TinyDQN):
+    """Refuses weights that are not those of its replay's mode."""
+
+    weights_are_one = False
+
+    def update_policy(self, batch: Any, weights: Any) -> Any:
+        assert not self.weights_are_one or bool((weights == 1).all()), weights
+        assert bool((weights > 0).all())
+        assert float(weights.max()) == 1.0
+        return super().update_policy(batch, weights)
+
+
+class PixelDQN(TinyDQN):
+    """The Nature CNN, which is the default for images."""
+
+    learning_starts = 60
 
 
 class FallingDQN(TinyDQN):
@@ -287,6 +323,37 @@ class Grid(gym.Env[np.ndarray, np.int64]):
 
     def _observation(self) -> np.ndarray:
         return self.np_random.uniform(-1.0, 1.0, (3, 4, 5)).astype(np.float32)
+
+
+class Flash(gym.Env[np.ndarray, np.int64]):
+    """One grey frame `(36, 36)`, bright or dark by chance; the action that names it earns 1; eight steps."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(0, 255, (36, 36), np.uint8)
+        self.action_space = spaces.Discrete(2)
+
+    def _frame(self) -> np.ndarray:
+        self._bright = bool(self.np_random.integers(2))
+        return np.full((36, 36), 255 * self._bright, np.uint8)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step = 0
+        return self._frame(), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        reward = float(bool(action) == self._bright)
+        self._step += 1
+        return self._frame(), reward, self._step == 8, False, {}
+
+
+def make_flash(frames: int = 4) -> gym.Env[Any, Any]:
+    return FrameStackObservation(Flash(), frames)
+
+
+gym.register("FlashFrames-v0", make_flash)
 
 
 gym.register("NormalizedCounting-v0", lambda: NormalizeReward(NormalizeObservation(Counting())))
