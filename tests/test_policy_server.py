@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import pytest
-from gymnasium import spaces
 from programs import CsvPair, Running, children, is_alive, make_program, run, running, summary
 from test_lifecycle import edited
 from test_recurrent import SmallRecurrentDQN
@@ -28,6 +26,7 @@ from pearl.algorithms.trainer import make_trainer
 from pearl.backends.cuda import CudaBackend
 from pearl.errors import ConfigurationError, EnvError, PolicyServerError
 from pearl.ipc.queues import WeightSyncQueue
+from pearl.runtime.checkpoint import load_checkpoint
 from pearl.runtime.policy_server import PolicyServerProcess, ServerSetup, check_served, why_not_served
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.spec import ActorSpec, RolloutSpec, TrainSpec, TransitionSpec
@@ -162,15 +161,6 @@ def test_a_hung_server_is_ended(together: Callable[..., Together], monkeypatch: 
     assert not is_alive(found.server.pid)
 
 
-def test_a_device_that_is_not_there_is_named() -> None:
-    space = spaces.Box(-1.0, 1.0, (3,), np.float32)
-    setup = ServerSetup(TinyDQN, {}, space, spaces.Discrete(2), seed=0, device="cuda:99")
-    transition = TransitionSpec.from_spaces(space, spaces.Discrete(2))
-    server = PolicyServerProcess(setup, transition, (2,), WeightSyncQueue(1))
-    with pytest.raises(PolicyServerError, match="policy_server='cuda:99' cannot be used here: "):
-        until(lambda: False, server.check)
-
-
 # --- programs ---------------------------------------------------------------------------------------------------------
 
 
@@ -192,15 +182,12 @@ def under_way(started: Running, run_dir: Path) -> None:
     started.until(lambda: episodes.exists() and episodes.read_text().count("\n") > 5)
 
 
-def test_a_program_trains_with_a_policy_server_and_goes_on_from_its_checkpoint(program: Path, tmp_path: Path) -> None:
+def test_a_program_trains_with_a_policy_server(program: Path, tmp_path: Path) -> None:
     code, output = run(program, *SHORT, "--run-dir", str(tmp_path))
     assert code == 0, output
-    first = summary(tmp_path)
-    assert first["env_steps"] >= 2000
-    assert first["actor_restarts"] == 0
-    code, output = run(program, *SHORT, "--timesteps", "3000", "--resume", "--run-dir", str(tmp_path))
-    assert code == 0, output
-    assert summary(tmp_path)["gradient_steps"] > first["gradient_steps"] > 100
+    assert summary(tmp_path)["env_steps"] >= 2000
+    assert summary(tmp_path)["actor_restarts"] == 0
+    assert summary(tmp_path)["gradient_steps"] > 100
 
 
 def test_a_server_that_is_killed_ends_the_run_which_can_be_resumed(program: Path, tmp_path: Path) -> None:
@@ -213,9 +200,12 @@ def test_a_server_that_is_killed_ends_the_run_which_can_be_resumed(program: Path
         assert f"The policy server (process {server}, on cpu)" in started.output
         assert "Traceback" not in started.output
         assert not any(map(is_alive, actors))
-    code, output = run(program, "--timesteps", "100", "--resume", "--eval-episodes", "0", "--run-dir", str(tmp_path))
+    saved = load_checkpoint(tmp_path / "checkpoints").counters
+    further = ("--timesteps", str(int(saved["env_steps"]) + 500), "--eval-episodes", "0", "--resume")  # type: ignore[arg-type]
+    code, output = run(program, *further, "--run-dir", str(tmp_path))
     assert code == 0, output
     assert "Resumed from" in output
+    assert summary(tmp_path)["gradient_steps"] > saved["gradient_steps"]
 
 
 def test_ctrl_c_ends_all(program: Path, tmp_path: Path) -> None:
@@ -231,7 +221,7 @@ def test_ctrl_c_ends_all(program: Path, tmp_path: Path) -> None:
 
 
 def test_a_killed_actor_is_replaced_in_a_program(program: Path, tmp_path: Path) -> None:
-    with running(program, *LONG, "--timesteps", "20000", "--run-dir", str(tmp_path)) as started:
+    with running(program, *LONG, "--timesteps", "10000", "--run-dir", str(tmp_path)) as started:
         under_way(started, tmp_path)
         _, actors = processes(started)
         os.kill(actors[0], signal.SIGKILL)
