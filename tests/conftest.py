@@ -77,11 +77,14 @@ def quick_profiles() -> Iterator[None]:
     from composer.on_policy import composing as rollout_composing
     from composer.on_policy.profiling import RolloutProfiler
     from composer.profiling import messages
+    from composer.profiling.context import ProfilingContext
     from composer.profiling.profiler import Profiler
+    from composer.suggestion import update_times
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replay_composing, "Profiler", functools.partial(Profiler, budget_s=0.03))
         patch.setattr(rollout_composing, "RolloutProfiler", functools.partial(RolloutProfiler, budget_s=0.03))
+        patch.setattr(update_times, "ProfilingContext", functools.partial(ProfilingContext, budget_s=0.03))
         patch.setattr(messages, "_REPEATS", 2)
         yield
 

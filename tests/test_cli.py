@@ -81,8 +81,8 @@ def stub(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def composed(tmp_path_factory):
-    """A small composition, profiled for real."""
+def composed(tmp_path_factory, quick_profiles):
+    """A small composition."""
     folder = tmp_path_factory.mktemp("composed")
     (folder / "small.toml").write_text(SPEC)
     with pytest.MonkeyPatch.context() as patch:

@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from trainers import Walk
 from typer.testing import CliRunner, Result
 
 from composer import Composer
@@ -34,34 +35,14 @@ from pearl.spec import ActorSpec
 if TYPE_CHECKING:
     from programs import CsvPair  # brings torch, which the processes that step environments do without
 
+pytestmark = pytest.mark.usefixtures("quick_profiles")
+
 ONE_CPU = ("cpu0,cpu,cpu,,2,60",)
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "choosing_settings.md"
 
 
 def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["suggest", *map(str, arguments)])
-
-
-class Walk(gym.Env[Any, Any]):
-    """Rewards of 1 for the third of its actions; an episode terminates after `length` steps."""
-
-    def __init__(self, observations: Any = None, actions: Any = None, length: int = 7, fails: str = "") -> None:
-        self.observation_space = observations or spaces.Box(-1.0, 1.0, (3,), np.float32)
-        self.action_space = actions or spaces.Discrete(3)
-        self._length, self._fails = length, fails
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        if self._fails == "reset":
-            raise RuntimeError("no map was found")
-        self._steps = 0
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if self._fails == "step":
-            raise RuntimeError("the robot fell")
-        self._steps += 1
-        return self.observation_space.sample(), float(np.any(action == 2)), self._steps == self._length, False, {}
 
 
 @pytest.fixture
@@ -212,7 +193,6 @@ def test_json_has_every_choice_with_its_reason() -> None:
     assert "us" in found["batch_size"]["reason"], "a measured time"
 
 
-@pytest.mark.usefixtures("quick_profiles")
 def test_what_is_written_composes_and_trains(
     csv_pair: CsvPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,7 +259,6 @@ def composed(files: tuple[Path, Path], kind: type = DQN, env: str = "CartPole-v1
     return composer
 
 
-@pytest.mark.usefixtures("quick_profiles")
 def test_a_built_in_class_gets_its_settings_and_the_program_states_them(
     csv_pair: CsvPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -314,7 +293,6 @@ def test_a_built_in_class_gets_its_settings_and_the_program_states_them(
     assert "DQN.replay_ratio" in page
 
 
-@pytest.mark.usefixtures("quick_profiles")
 def test_what_was_chosen_is_chosen_again_for_a_run_of_another_length(csv_pair: CsvPair) -> None:
     composer = composed(csv_pair(*ONE_CPU), implementation="native")
     for timesteps in (2000, 20_000):
@@ -328,7 +306,6 @@ def test_what_was_chosen_is_chosen_again_for_a_run_of_another_length(csv_pair: C
     assert composer.suggestion.replay == ()
 
 
-@pytest.mark.usefixtures("quick_profiles")
 def test_what_is_described_or_fails_after_a_run_changes_none_of_its_results(csv_pair: CsvPair, tmp_path: Path) -> None:
     composer = composed(csv_pair(*ONE_CPU), implementation="native")
     composer.run(timesteps=2000)
@@ -368,7 +345,6 @@ def test_a_subclass_keeps_what_it_sets_itself() -> None:
     assert rate.reason.startswith("width 24"), "the others follow what the class sets"
 
 
-@pytest.mark.usefixtures("quick_profiles")
 def test_rollouts_get_settings_that_divide_them(csv_pair: CsvPair) -> None:
     composer = composed(csv_pair(*ONE_CPU), PPO, "Pendulum-v1", implementation="native")
     composer.set_rollout(horizon=50)

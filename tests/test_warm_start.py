@@ -124,7 +124,7 @@ def test_what_is_no_run_and_a_policy_alone_are_refused(tmp_path: Path) -> None:
         load_weights_of(trained(case), policy)
 
 
-def test_a_program_starts_with_them_and_resume_goes_on_from_its_own(tmp_path: Path) -> None:
+def test_a_program_starts_with_them_and_resume_goes_on_from_its_own(tmp_path: Path, quick_profiles: None) -> None:
     program = make_program(tmp_path)
     begin = ("--timesteps", "40", "--eval-episodes", "0", "--run-dir")  # trains nothing
     code, said = run(program, *begin, str(tmp_path / "first"))

@@ -359,6 +359,28 @@ gym.register("FlashFrames-v0", make_flash)
 gym.register("NormalizedCounting-v0", lambda: NormalizeReward(NormalizeObservation(Counting())))
 
 
+class Walk(gym.Env[Any, Any]):
+    """Rewards of 1 for the third of its actions; an episode terminates after `length` steps."""
+
+    def __init__(self, observations: Any = None, actions: Any = None, length: int = 7, fails: str = "") -> None:
+        self.observation_space = observations or spaces.Box(-1.0, 1.0, (3,), np.float32)
+        self.action_space = actions or spaces.Discrete(3)
+        self._length, self._fails = length, fails
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if self._fails == "reset":
+            raise RuntimeError("no map was found")
+        self._steps = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self._fails == "step":
+            raise RuntimeError("the robot fell")
+        self._steps += 1
+        return self.observation_space.sample(), float(np.any(action == 2)), self._steps == self._length, False, {}
+
+
 class Grumbling(Counting):
     """Warns when it is made, when it starts and when it steps; its episodes have no end."""
 
