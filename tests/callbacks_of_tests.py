@@ -47,6 +47,7 @@ class Noting(Callback):
     def on_end(self, run: RunContext) -> None:
         self.calls["end"] += 1
         self.seen |= {"stopped": run.stopped, "error": run.error, "steps": run.env_steps}
+        run.log("at the end", 7.0)
         self.seen["weights"] = (run.run_dir / "policy.json").exists()
         (run.run_dir / "noted.json").write_text(json.dumps({"calls": self.calls, "seen": self.seen}))
 

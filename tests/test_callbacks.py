@@ -461,6 +461,8 @@ def test_a_run_calls_its_callbacks(program: Path, tmp_path: Path) -> None:
         last = list(csv.DictReader(file))[-1]
     assert float(last["steps/mine"]) > 0
     assert float(last["mine"]) > 0
+    assert float(last["at the end"]) == 7  # logged after the run's last row
+    assert float(last["wall_s"]) <= summary(results)["wall_s"]
     best = pearl.load_policy(results / "best_policy.safetensors")
     assert best.origin.step is not None
     assert best.predict(np.zeros(4)) in (0, 1)

@@ -106,6 +106,7 @@ class Reporter:
         self._started = time.monotonic()
         self.td_error = math.nan
         self.further: dict[str, float] = {}  # numbers of callbacks, logged with the run's own
+        self._logged: dict[str, float] = {}  # the newest row
         self._subject: Subject
 
     def start_clock(self) -> None:
@@ -136,6 +137,8 @@ class Reporter:
         if self._display is not None:
             self._display.__exit__(kind, error, traceback)
         if self._log is not None:
+            if (row := {**self._logged, **self.further}) != self._logged:  # of the last evaluations, and of `on_end`
+                self._log.scalars(self._subject.counters.env_steps, row)
             self._log.close()
         self._folder.release()
 
@@ -209,7 +212,8 @@ class Reporter:
 
     def _log_scalars(self) -> None:
         if self._log is not None:
-            self._log.scalars(self._subject.counters.env_steps, self.scalars())
+            self._logged = self.scalars()
+            self._log.scalars(self._subject.counters.env_steps, self._logged)
 
     def scalars(self) -> dict[str, float]:
         """The numbers of a row of `progress.csv`, without the environment steps."""
