@@ -476,9 +476,16 @@ def test_setting_that_cannot_be_written(files: tuple[Path, Path]) -> None:
     assert_says(message_of(GenerationError, composer.run), "array([16])", "ndarray", "plain values")
 
 
-def test_an_environment_named_without_its_version() -> None:
-    with pytest.raises(EnvError, match=r"named without its version\. Did you mean 'CartPole-v1'\?"):
-        make_vector_env(ActorSpec("CartPole"), 1)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("CartPole", r"named without its version\. Did you mean 'CartPole-v1'\?"),
+        ("cartpole", r"cannot be made: .*`cartpole` doesn't exist\. Did you mean: `CartPole`\?"),
+    ],
+)
+def test_an_environment_named_without_its_version(name: str, message: str) -> None:
+    with pytest.raises(EnvError, match=message):
+        make_vector_env(ActorSpec(name), 1)
 
 
 @pytest.mark.parametrize(

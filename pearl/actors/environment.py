@@ -50,8 +50,8 @@ def _check_version(env: str) -> None:
     if version is not None or env in gym.registry:
         return
     newest = gym.envs.registration.find_highest_version(namespace, name)
-    hint = f" Did you mean '{env}-v{newest}'?" if newest is not None else ""
-    raise EnvError(f"Environment {env!r} is named without its version.{hint}")
+    if newest is not None:  # else Gymnasium says that there is none of that name
+        raise EnvError(f"Environment {env!r} is named without its version. Did you mean '{env}-v{newest}'?")
 
 
 @dataclass(frozen=True)
