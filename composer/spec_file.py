@@ -380,9 +380,10 @@ class _SpecFile:
         """The class that `stated` names, and the name of its module; a built-in algorithm has a name of its own."""
         if stated in ALGORITHMS:
             return ALGORITHMS[stated], "pearl.algorithms"
-        if ":" not in stated and (hint := did_you_mean(stated, ALGORITHMS)):
+        if ":" not in stated:
             raise ConfigurationError(
-                f'expected "module:Class", "file.py:Class" or a built-in algorithm; found {stated!r}.{hint}'
+                f'expected "module:Class", "file.py:Class" or a built-in algorithm ({", ".join(ALGORITHMS)}); found '
+                f"{stated!r}.{did_you_mean(stated, ALGORITHMS)}"
             )
         return self._imported(stated)
 

@@ -20,9 +20,10 @@ def shortened(text: str) -> str:
 
 
 def did_you_mean(word: str, known: Collection[str]) -> str:
-    """A question that names the closest of the `known` words, or nothing where none is close."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    """A question that names the closest of the `known` words, in either case, or nothing where none is close."""
+    by_case = {name.casefold(): name for name in known}
+    close = difflib.get_close_matches(word.casefold(), by_case, n=1)
+    return f" Did you mean {by_case[close[0]]!r}?" if close else ""
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:

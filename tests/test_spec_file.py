@@ -321,7 +321,8 @@ def test_a_fault_names_file_table_and_key(spec, old, new, parts):
 @pytest.mark.parametrize(
     ("stated", "part"),
     [
-        ("SpecTrainer", "file.py:Class"),
+        ("SpecTrainer", "a built-in algorithm (DQN, "),
+        ("dqn", "Did you mean 'DQN'?"),
         ("{module}.py", "file.py:Class"),
         ("{module}.py:Spec Trainer", "file.py:Class"),
         ("__import__('os').system('touch pwned'):X", "file.py:Class"),
