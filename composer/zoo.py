@@ -229,10 +229,12 @@ def _read(path: Path) -> dict[str, Any]:
         found = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigurationError(f"{path} is no YAML that can be read safely: {error}.") from error
-    if not isinstance(found, dict) or not all(isinstance(entry, dict) for entry in found.values()):
+    is_mapping = isinstance(found, dict)
+    wrong = {name: entry for name, entry in found.items() if not isinstance(entry, dict)} if is_mapping else found
+    if wrong or not is_mapping:
         raise ConfigurationError(
             f"{path} must map names of environments to their settings, as hyperparams/dqn.yml of RL Zoo; found "
-            f"{shortened(repr(found))}."
+            f"{shortened(repr(wrong))}."
         )
     return {str(name): entry for name, entry in found.items()}
 

@@ -441,6 +441,7 @@ def test_settings_are_left_out_on_request(zoo: Path) -> None:
     ("text", "reason"),
     [
         ("CartPole-v1: [1, 2]", "must map names of environments to their settings"),
+        ("CartPole-v1: {gamma: 0.9}\nAcrobot-v1:", "hyperparams/dqn.yml of RL Zoo; found {'Acrobot-v1': None}."),
         ("- CartPole-v1", "must map names of environments to their settings"),
         ("CartPole-v1: {n_timesteps: !!python/object/apply:os.getcwd []}", "is no YAML that can be read safely"),
         ("CartPole-v1: {", "is no YAML that can be read safely"),
