@@ -563,9 +563,22 @@ def test_callbacks_of_a_trainer_are_checked_when_it_is_composed() -> None:
         make_trainer(DQN, VECTOR, gym.spaces.Discrete(2), settings={"callbacks": (3,)})
 
 
-def test_a_replay_that_cannot_take_one_message_is_refused_before_profiling() -> None:
-    with pytest.raises(ConfigurationError, match="cannot take a message of 500 transitions from 100 environments"):
-        check_messages_fit(ReplaySpec(500), ActorSpec("CartPole-v1", envs_per_actor=100), TrainSpec())
+@pytest.mark.parametrize(
+    ("environments", "train", "found"),
+    [
+        (100, TrainSpec(), "500 transitions from 100 environments"),
+        (
+            1,
+            TrainSpec(n_step=900, hindsight_goals=4),
+            "from 1 environments, with n_step 900 and hindsight_goals 4: raise",
+        ),
+    ],
+)
+def test_a_replay_that_cannot_take_one_message_is_refused_before_profiling(
+    environments: int, train: TrainSpec, found: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"cannot take a message of .*{found}"):
+        check_messages_fit(ReplaySpec(500), ActorSpec("CartPole-v1", envs_per_actor=environments), train)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")

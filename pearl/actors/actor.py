@@ -104,7 +104,8 @@ def check_messages_fit(replay: ReplaySpec, actors: ActorSpec, train: TrainSpec) 
     if rows >= replay.capacity:
         raise ConfigurationError(
             f"A replay of {replay.capacity} slots cannot take a message of {rows} transitions from "
-            f"{actors.envs_per_actor} environments: raise its size or lower envs_per_actor."
+            f"{actors.envs_per_actor} environments, with n_step {train.n_step} and hindsight_goals "
+            f"{train.hindsight_goals}: raise its size, or lower one of these."
         )
 
 
