@@ -255,7 +255,9 @@ def test_learners_and_algorithms_without_masks_say_so() -> None:
     with pytest.raises(TrainerError, match="SAC has no setting 'action_masks'"):
         make_trainer(SAC, SEEN, arm, settings=MASKED)
     masked_sac = type("MaskedSAC", (SAC,), {"action_masks": True})
-    with pytest.raises(TrainerError, match="action_masks must be False, or True for one of DQN, PPO, A2C; found True"):
+    with pytest.raises(
+        TrainerError, match="action_masks must be False, or True for one of DQN, QRDQN, PPO, A2C; found True"
+    ):
         make_trainer(masked_sac, SEEN, arm)
     with pytest.raises(EnvError, match="action_masks=True needs Discrete, MultiDiscrete or MultiBinary actions"):
         make_trainer(PPO, SEEN, arm, settings=MASKED)

@@ -231,16 +231,30 @@ class ShowsGradients(DQN):
             self._target_flat.parameter.mul_(0.7).add_(0.01)
 
 
+def values_to_choose_by(trainer: DQN, batch: dict[str, np.ndarray]) -> torch.Tensor:
+    """The values `(batch, actions)` float64 of which the largest choose the next actions."""
+    network = copy.deepcopy(trainer.q if trainer.double else trainer.target_q).double()
+    choosing: torch.Tensor = network(torch.from_numpy(batch["next_obs"]).double()).detach()
+    if trainer.action_masks:
+        choosing[torch.from_numpy(batch["next_action_mask"]) == 0] = -torch.inf
+    return choosing
+
+
+def has_a_tie(values: torch.Tensor) -> bool:
+    """Whether rounding may decide a next action: the best two of some row are equal to a few of float32's digits."""
+    if values.shape[1] == 1:
+        return False
+    best, second = values.topk(2, dim=1).values.unbind(1)
+    return bool((best - second < 1e-6 * best.abs().mean()).any())
+
+
 def exact_dqn_gradients(trainer: DQN, batch: dict[str, np.ndarray], weights: np.ndarray) -> list[torch.Tensor]:
     q, target_q = copy.deepcopy(trainer.q).double(), copy.deepcopy(trainer.target_q).double()
     obs, next_obs, reward, discount = (
         torch.from_numpy(batch[name]).double() for name in ("obs", "next_obs", "reward", "discount")
     )
     action = torch.from_numpy(batch["action"])
-    choosing = (q if trainer.double else target_q)(next_obs)
-    if trainer.action_masks:
-        choosing[torch.from_numpy(batch["next_action_mask"]) == 0] = -torch.inf
-    chosen = choosing.argmax(1)
+    chosen = values_to_choose_by(trainer, batch).argmax(1)
     rows = torch.arange(len(action))
     target = (reward + discount * target_q(next_obs)[rows, chosen]).detach()
     error = q(obs)[rows, action] - target
@@ -254,10 +268,10 @@ def assert_dqn_gradients(
 ) -> Mapping[str, float]:
     """Compare the gradients of one step of a Learner of `ShowsGradients` with those of float64.
 
-    Returns the step's metrics: none, and no step, where rounding decides the slope of a ReLU.
+    Returns the step's metrics: none, and no step, where rounding decides the slope of a ReLU or a next action.
     """
     trainer = learner.trainer
-    if has_a_kink(trainer.q, torch.from_numpy(batch["obs"])):
+    if has_a_kink(trainer.q, torch.from_numpy(batch["obs"])) or has_a_tie(values_to_choose_by(trainer, batch)):
         return {}
     expected = exact_dqn_gradients(trainer, batch, weights)
     metrics: Mapping[str, float] = learner.step(batch, weights).metrics

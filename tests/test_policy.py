@@ -285,7 +285,7 @@ def set_in(*path: str, to: Any) -> Any:
         (set_in("format", to="other"), "describes no policy"),
         (
             set_in("trainer", "algorithm", to="os.system"),
-            r"the algorithm 'os.system'; there are DQN, RecurrentDQN, DDPG",
+            r"the algorithm 'os.system'; there are DQN, QRDQN, RecurrentDQN, DDPG",
         ),
         (set_in("trainer", to={"name": "DQN"}), "damaged"),
         (set_in("observation_space", "kind", to="Graph"), "unknown kind"),

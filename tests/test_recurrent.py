@@ -419,7 +419,7 @@ def test_a_policy_is_shown_with_its_memory(tmp_path: Path) -> None:
         ({"sequence_overlap": 20}, "sequence_overlap must be smaller than sequence_length, 20; found 20"),
         ({"burn_in": 11}, "burn_in must be at most sequence_overlap, 10"),
         ({"priority_eta": 1.5}, r"priority_eta must be a number in \[0, 1\]; found 1.5"),
-        ({"action_masks": True}, "action_masks must be False, or True for one of DQN, PPO, A2C"),
+        ({"action_masks": True}, "action_masks must be False, or True for one of DQN, QRDQN, PPO, A2C"),
     ],
 )
 def test_a_wrong_setting_is_refused(wrong: dict[str, Any], message: str) -> None:

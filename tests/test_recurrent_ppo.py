@@ -417,7 +417,7 @@ def test_a_saved_policy_acts_as_the_trainer(tmp_path: Path, actions: Any, cell: 
         ({"cell": "rnn"}, 'cell must be "lstm" or "gru"; found \'rnn\''),
         ({"recurrent_size": 0}, "recurrent_size must be a whole number of at least 1; found 0"),
         ({"sequence_length": 2.0}, "sequence_length must be a whole number of at least 1; found 2.0"),
-        ({"action_masks": True}, "action_masks must be False, or True for one of DQN, PPO, A2C; found True"),
+        ({"action_masks": True}, "action_masks must be False, or True for one of DQN, QRDQN, PPO, A2C; found True"),
     ],
 )
 def test_a_wrong_setting_is_refused(wrong: dict[str, Any], message: str) -> None:
