@@ -356,6 +356,13 @@ def test_settings_that_cannot_be(algorithm: type[Trainer], settings: dict[str, A
         small(algorithm, **settings)
 
 
+def test_whole_numbers_of_numpy_count_too() -> None:
+    trainer = small(QRDQN, num_quantiles=np.int64(7))
+    found = NativeLearner(trainer).step(*choice_batch_of(0))
+    assert found.priorities.shape == (50,)
+    assert trainer.q(torch.zeros(1, 6)).shape == (1, 21)
+
+
 class OneOutput(QRDQN):
     def build_q_network(self) -> torch.nn.Module:
         return torch.nn.Linear(6, 3)

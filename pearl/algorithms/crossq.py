@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import ClassVar
 
-import numpy as np
-
 from pearl.algorithms.arrays import ArrayParts, TorchRandom
 from pearl.algorithms.batch import Batch
 from pearl.algorithms.sac import SAC
@@ -59,10 +57,8 @@ class CrossQ(SAC):
         self._require(
             self.tau == SAC.tau, "tau", f"left as it is ({SAC.tau!r}): it has no effect without target networks"
         )
-        for name, least in (("policy_delay", 1), ("renorm_warmup_steps", 0)):
-            value = getattr(self, name)
-            whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-            self._require(whole and value >= least, name, f"a whole number of at least {least}")
+        self._require_whole("policy_delay", 1)
+        self._require_whole("renorm_warmup_steps", 0)
         for name in ("adam_beta1", "batch_norm_momentum"):
             value = getattr(self, name)
             self._require(is_number(value) and 0 <= value < 1, name, "a number from 0 to below 1")

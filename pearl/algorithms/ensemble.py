@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from pearl.algorithms.arrays import ArrayModule
 from pearl.algorithms.sac import SAC
 from pearl.lazy_torch import nn
@@ -26,13 +24,6 @@ class EnsembleSAC(SAC):
         """Also the settings."""
         super().check_spaces()
         self._require_whole("num_critics", 1, 255)
-
-    def _require_whole(self, name: str, least: int, most: int | None = None) -> None:
-        """Require of a setting that it is a whole number from `least` to `most`."""
-        value = getattr(self, name)
-        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        bound = f"of at least {least}" if most is None else f"from {least} to {most}"
-        self._require(whole and value >= least and (most is None or value <= most), name, f"a whole number {bound}")
 
     @property
     def _critic_count(self) -> int:

@@ -35,8 +35,7 @@ class QRDQN(DQN):
     def check_spaces(self) -> None:
         """Also the settings."""
         super().check_spaces()
-        count = self.num_quantiles
-        self._require(type(count) is int and count >= 2, "num_quantiles", "a whole number of at least 2")
+        self._require_whole("num_quantiles", 2)
         self._require(not self.dueling, "dueling", "left False: there is no dueling network of quantiles")
 
     @property

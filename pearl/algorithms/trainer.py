@@ -461,6 +461,13 @@ class Trainer(abc.ABC):
             hint = f" A function of progress belongs into {schedule}, which multiplies it." if changes else ""
             raise TrainerError(f"{shown} must be {wanted}; found {found!r}.{hint}")
 
+    def _require_whole(self, name: str, least: int, most: int | None = None) -> None:
+        """Require of a setting that it is a whole number from `least` to `most`."""
+        value = getattr(self, name)
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        bound = f"of at least {least}" if most is None else f"from {least} to {most}"
+        self._require(whole and value >= least and (most is None or value <= most), name, f"a whole number {bound}")
+
     def check_networks(self) -> None:  # noqa: B027  (an algorithm need not know its networks' shapes)
         """Raise TrainerError if the outputs of a network do not fit the spaces."""
 
