@@ -60,7 +60,7 @@ from pearl.spec import NEXT_ACTION_MASK, TransitionSpec
 
 _STEP = (
     *("update_policy", "end_of_step", "phases", "finish_step", "_compute", "_apply", "_copies_target"),
-    *("_quantiles_of", "_of_action"),  # of QRDQN
+    *("_values_of", "_best_next", "_quantiles_of", "_of_action"),  # the last two of QRDQN
 )
 
 
@@ -254,19 +254,27 @@ class DQN(Trainer):
 
         With `action_masks` `(envs, actions)` bool, of those that they allow.
         """
-        values: torch.Tensor = self.q(obs)
+        values = self._values_of(self.q(obs))
         if action_masks is not None:
             values = values.masked_fill(~action_masks, -math.inf)
         return values.argmax(dim=1)
 
+    def _values_of(self, outputs: torch.Tensor) -> torch.Tensor:
+        """The values `(batch, actions)` of a network's outputs."""
+        return outputs
+
+    def _best_next(self, batch: Batch, judged: torch.Tensor) -> torch.Tensor:
+        """The next actions `(batch,)` to which the target network gives its outputs `judged`."""
+        choosing = self._values_of(self.q(batch.next_obs) if self.double else judged)
+        if self.action_masks:
+            choosing = choosing.masked_fill(getattr(batch, NEXT_ACTION_MASK) == 0, -math.inf)
+        return choosing.argmax(dim=1)
+
     def _compute(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> torch.Tensor:
         with torch.no_grad():
             next_values = self.target_q(batch.next_obs)
-            choosing = self.q(batch.next_obs) if self.double else next_values
-            if self.action_masks:
-                choosing = choosing.masked_fill(getattr(batch, NEXT_ACTION_MASK) == 0, -math.inf)
-            best = choosing.argmax(dim=1, keepdim=True)
-            next_value = next_values.gather(1, best).squeeze(1)
+            best = self._best_next(batch, next_values)
+            next_value = next_values.gather(1, best.unsqueeze(1)).squeeze(1)
             target = torch.addcmul(batch.reward, batch.discount, next_value)
         value: torch.Tensor = self.q(batch.obs).gather(1, batch.action.unsqueeze(1)).squeeze(1)
         losses = functional.smooth_l1_loss(value, target, reduction="none")
@@ -302,7 +310,7 @@ class DQN(Trainer):
         """The rule of a trainer whose class is `base`."""
         parts = self.parts
         network = RuleNetwork("q", parts.q, self.input_shape, parts.target_q)
-        departure = policy_departure(self, base, ("get_action", "policy"))
+        departure = policy_departure(self, base, ("get_action", "policy", "_values_of"))
         policy = PolicyHead("argmax", parts.q, network, departure=departure)
         double, masked = bool(self.double), bool(self.action_masks)
         return UpdateRule((network,), policy, self._step_of(base), "largest_value", double=double, masked=masked)

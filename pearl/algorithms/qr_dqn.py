@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import ClassVar
 
 from pearl.algorithms.batch import Batch
@@ -11,7 +10,6 @@ from pearl.algorithms.dqn import DQN
 from pearl.algorithms.quantiles import quantile_losses
 from pearl.algorithms.update_rule import UpdateRule
 from pearl.lazy_torch import torch
-from pearl.spec import NEXT_ACTION_MASK
 
 
 class QRDQN(DQN):
@@ -46,23 +44,13 @@ class QRDQN(DQN):
         """A network's outputs as `(batch, actions, quantiles)`."""
         return outputs.view(outputs.shape[0], -1, self.num_quantiles)
 
-    def get_action(self, obs: torch.Tensor, action_masks: torch.Tensor | None = None) -> torch.Tensor:
-        """The actions `(envs,)` int64 whose quantiles have the largest mean, counted from 0.
-
-        With `action_masks` `(envs, actions)` bool, of those that they allow.
-        """
-        values = self._quantiles_of(self.q(obs)).mean(dim=2)
-        if action_masks is not None:
-            values = values.masked_fill(~action_masks, -math.inf)
-        return values.argmax(dim=1)
+    def _values_of(self, outputs: torch.Tensor) -> torch.Tensor:
+        return self._quantiles_of(outputs).mean(dim=2)
 
     def _compute(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> torch.Tensor:
         with torch.no_grad():
-            judged = self._quantiles_of(self.target_q(batch.next_obs))
-            choosing = (self._quantiles_of(self.q(batch.next_obs)) if self.double else judged).mean(dim=2)
-            if self.action_masks:
-                choosing = choosing.masked_fill(getattr(batch, NEXT_ACTION_MASK) == 0, -math.inf)
-            target = self._of_action(judged, choosing.argmax(dim=1))
+            judged = self.target_q(batch.next_obs)
+            target = self._of_action(self._quantiles_of(judged), self._best_next(batch, judged))
             target = torch.addcmul(batch.reward.unsqueeze(1), batch.discount.unsqueeze(1), target)
         quantiles = self._of_action(self._quantiles_of(self.q(batch.obs)), batch.action)
         losses = quantile_losses(quantiles, target).sum(dim=1)

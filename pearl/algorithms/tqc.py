@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from pearl.algorithms.batch import Batch
 from pearl.algorithms.ensemble import EnsembleSAC
 from pearl.algorithms.quantiles import quantile_losses
 from pearl.algorithms.update_rule import RuleStep, Scalars, UpdateRule
@@ -42,33 +41,24 @@ class TQC(EnsembleSAC):
     def _critic_outputs(self) -> tuple[int, str]:
         return self.num_quantiles, f"{self.num_quantiles} quantiles of the value of an observation and an action"
 
-    def _compute_critic(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> torch.Tensor:
-        with torch.no_grad():
-            noise = self._deal_noise(len(weights), batch_size, draw=0)
-            target = torch.addcmul(
-                batch.reward.unsqueeze(1), batch.discount.unsqueeze(1), self._next_value(batch.next_obs, noise)
-            )
-        return self._descend_critics(self._values(batch), target, weights, batch_size)
-
-    def _next_value(self, next_obs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        unit, log_prob = self.actor.sample(next_obs, noise)
-        return self._target_of(next_obs, unit) - (self.log_alpha.exp() * log_prob).unsqueeze(1)
-
     def _target_of(self, next_obs: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
-        """The smallest quantiles `(batch, N * (M - dropped_quantiles))` of unit-scale actions by all targets."""
+        """The smallest quantiles `(N * (M - dropped_quantiles), batch)` of unit-scale actions by all targets.
+
+        Each is a row: SAC makes a target of each as it does of a value.
+        """
         quantiles = torch.cat(self.target_critic.of_unit(next_obs, unit), dim=1)
         kept = self.num_critics * (self.num_quantiles - self.dropped_quantiles)
-        return quantiles.sort(dim=1).values[:, :kept]
+        return quantiles.sort(dim=1).values[:, :kept].T
 
     @staticmethod
     def _descend_critics(
         values: tuple[torch.Tensor, ...], target: torch.Tensor, weights: torch.Tensor, batch_size: int
     ) -> torch.Tensor:
         """Add the gradients of the weighted losses; returns the largest differences of means `(batch,)`."""
-        losses = torch.stack([quantile_losses(quantiles, target).mean(dim=1) for quantiles in values])
+        losses = torch.stack([quantile_losses(quantiles, target.T).mean(dim=1) for quantiles in values])
         torch.autograd.backward(torch.dot(losses.mean(dim=0), weights) / batch_size)
         means = torch.stack([quantiles.detach().mean(dim=1) for quantiles in values])
-        return (means - target.mean(dim=1)).abs_().amax(dim=0)
+        return (means - target.mean(dim=0)).abs_().amax(dim=0)
 
     def _judged(self, obs: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
         return torch.cat(self.critic.of_unit(obs, unit), dim=1).mean(dim=1)
