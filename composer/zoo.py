@@ -80,8 +80,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "exploration_fraction": 0.005,
         "exploration_initial_eps": 1.0,
         "exploration_final_eps": 0.01,
-        "max_grad_norm": 0.0,
+        "max_grad_norm": None,
         "net_arch": (64, 64),
+        "n_quantiles": 200,
     },
     "ddpg": {**_CRITIC_DEFAULTS, "learning_rate": 1e-3, "net_arch": (400, 300)},
     "td3": {
@@ -93,7 +94,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "target_noise_clip": 0.5,
     },
     "sac": _SAC_DEFAULTS,
-    "tqc": {**_SAC_DEFAULTS, "top_quantiles_to_drop_per_net": 2},
+    "tqc": {**_SAC_DEFAULTS, "top_quantiles_to_drop_per_net": 2, "n_critics": 2, "n_quantiles": 25},
     "ppo": _PPO_DEFAULTS,
     "ppo_lstm": {**_PPO_DEFAULTS, "policy": "MlpLstmPolicy", "n_steps": 128, "batch_size": 128},
     "a2c": {
@@ -109,11 +110,8 @@ _CLASSES = {"ppo_lstm": "RecurrentPPO"}  # where it is not the name of the file
 # The parts of an LSTM in policy_kwargs, with sb3-contrib's defaults.
 _LSTM = {"lstm_hidden_size": 256, "n_lstm_layers": 1, "shared_lstm": False, "enable_critic_lstm": True}
 _LONGEST_SEQUENCE = 32
-# The numbers of quantiles and of their critics in policy_kwargs: our name, and sb3-contrib's default by algorithm.
-_QUANTILES: dict[str, tuple[str, dict[str, int]]] = {
-    "n_quantiles": ("num_quantiles", {"QRDQN": 200, "TQC": 25}),
-    "n_critics": ("num_critics", {"TQC": 2}),
-}
+_COUNTS = {"n_critics": "num_critics", "n_quantiles": "num_quantiles"}  # in policy_kwargs, where they have a default
+_NOTES = {"qrdqn": ("Adam's eps is 1e-8 here, and 0.01 / batch_size in sb3-contrib's QRDQN",)}
 _OF_PLAIN_ALGORITHMS = {"n_step": 1, "double": False, "saturation_penalty": 0.0}  # that Stable-Baselines3 lacks
 _RENAMED = {  # settings whose values mean the same
     "gae_lambda": "gae_lambda",
@@ -127,6 +125,7 @@ _RENAMED = {  # settings whose values mean the same
     "tau": "tau",
     "vf_coef": "value_coefficient",
 }
+_BOUNDS = {"clip_range_vf", "max_grad_norm"}  # null: none, which is 0 here
 _WHOLE = {"n_epochs", "n_steps", "policy_delay", "top_quantiles_to_drop_per_net"}
 _RATES = ("learning_rate", "actor_learning_rate", "temperature_learning_rate")
 _ACTIVATIONS = {"nn.ReLU": "relu", "nn.Tanh": "tanh", "th.nn.ReLU": "relu", "th.nn.Tanh": "tanh"}
@@ -214,7 +213,8 @@ def zoo_settings(
     stated = {key: value for key, value in entry.items() if key not in leave_out}
     class_name = _CLASSES.get(name) or next(known for known in ALGORITHMS if known.lower() == name)
     defaults = _DEFAULTS[name]
-    mapping = _Mapping(ALGORITHMS[class_name], defaults, {**defaults, **stated}, [note] if note else [])
+    notes = [*([note] if note else []), *_NOTES.get(name, ())]
+    mapping = _Mapping(ALGORITHMS[class_name], defaults, {**defaults, **stated}, notes)
     return mapping.mapped(source, env)
 
 
@@ -293,8 +293,6 @@ class _Mapping:
         for name, ours in _RENAMED.items():
             if name in self.left and hasattr(self.algorithm, ours):
                 table = self.rollout if name in ("n_steps", "n_epochs", "gae_lambda") else self.trainer
-                if name == "max_grad_norm" and self.left[name] is None:
-                    self.left[name] = 0.0
                 table[ours] = self._whole(name) if name in _WHOLE else self._number(name)
         self._refuse_the_rest()
         if self.problems:
@@ -320,7 +318,7 @@ class _Mapping:
     def _number(self, name: str) -> float:
         """A number; YAML reads 1e-3, without a point, as text."""
         value = self._take(name)
-        number = _as_number(value)
+        number = 0.0 if value is None and name in _BOUNDS else _as_number(value)
         if number is None:
             self._refuse(name, value, "expected a number")
             return 1.0
@@ -400,8 +398,11 @@ class _Mapping:
                 self.trainer[ours] = kind(kwargs.pop(theirs))
         if hasattr(self.algorithm, "recurrent_size"):
             self._recurrent(kwargs)
-        if hasattr(self.algorithm, "num_quantiles"):
-            self._quantiles(kwargs)
+        for theirs in (name for name in _COUNTS if name in self.left):
+            count = kwargs.pop(theirs, self._take(theirs))
+            if type(count) is not int:
+                self._refuse(f"policy_kwargs.{theirs}", count, "expected a whole number")
+            self.trainer[_COUNTS[theirs]] = count
         for name, value in kwargs.items():
             self._refuse(f"policy_kwargs.{name}", value, f"the networks of {self.algorithm.__name__} have no such part")
 
@@ -430,18 +431,6 @@ class _Mapping:
             length = max(part for part in range(1, min(common, _LONGEST_SEQUENCE) + 1) if common % part == 0)
             self.trainer["sequence_length"] = length
             self.notes.append(f"gradients go through {length} steps, those of Stable-Baselines3 through whole episodes")
-
-    def _quantiles(self, kwargs: dict[str, Any]) -> None:
-        """How many quantiles each critic gives, and how many critics there are."""
-        name = self.algorithm.__name__
-        for theirs, (ours, defaults) in _QUANTILES.items():
-            if name in defaults:
-                count = kwargs.pop(theirs, defaults[name])
-                if type(count) is not int:
-                    self._refuse(f"policy_kwargs.{theirs}", count, "expected a whole number")
-                self.trainer[ours] = count
-        if name == "QRDQN":
-            self.notes.append("Adam's eps is 1e-8 here, and 0.01 / batch_size in sb3-contrib's QRDQN")
 
     def _rates(self) -> None:
         rate, schedule = self._scheduled("learning_rate")
@@ -474,10 +463,7 @@ class _Mapping:
             self._refuse("normalize_advantage", normalize, "expected true or false")
         if "clip_range" in self.left and not self._trains_whole_rollouts:
             self.trainer["clip_range"], self.trainer["clip_range_schedule"] = self._scheduled("clip_range")
-            self.trainer["value_clip_range"] = (
-                0.0 if self.left["clip_range_vf"] is None else self._number("clip_range_vf")
-            )
-            self.left.pop("clip_range_vf", None)
+            self.trainer["value_clip_range"] = self._number("clip_range_vf")
             if self.trainer["value_clip_range"]:
                 self.notes.append(
                     "clip_range_vf: the larger error of the value and of the clipped one counts here, as in OpenAI "
