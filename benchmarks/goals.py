@@ -13,14 +13,7 @@ row says so. Without hindsight, ours is the same program with no goals.
 
 from __future__ import annotations
 
-import json
-import re
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.flip_bits import (
@@ -39,10 +32,10 @@ from benchmarks.flip_bits import (
     environment_of,
     return_of,
 )
-from benchmarks.peers.solving import EPISODES, INTERVAL, SOLVED
-from benchmarks.programs import composer_of, environment, run_program
+from benchmarks.programs import composer_of
 from benchmarks.record import Row, shown, write
 from benchmarks.timing import options
+from benchmarks.until_solved import Outcome, rows_of, run_ours, run_theirs
 from pearl.algorithms import DQN
 from pearl.exploration import EpsilonGreedy
 
@@ -61,15 +54,6 @@ class FlipDQN(DQN):
     n_step = 1
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How one run ended: environment steps, seconds of its process, and whether it solved the environment."""
-
-    steps: int
-    seconds: float
-    solved: bool
-
-
 def program_of(folder: Path, bits: int, goals: int) -> Path:
     """The composed program with so many goals for each transition."""
     training = {"batch_size": BATCH, "replay_ratio": BATCH, "learning_starts": STARTS, "hindsight_goals": goals}
@@ -77,44 +61,6 @@ def program_of(folder: Path, bits: int, goals: int) -> Path:
     composer.set_replay(SLOTS, mode="uniform")
     composer.run(budget_s=0)
     return Path(composer.runtime_gen(path=folder / "program.py", timesteps=STEPS))
-
-
-def run_ours(program: Path, bits: int, seed: int) -> Outcome:
-    """Run the program."""
-    folder = program.parent / f"seed{seed}"
-    arguments = ("--seed", seed, "--eval-interval", INTERVAL, "--eval-episodes", EPISODES, "--no-plot")
-    start = time.monotonic()
-    run_program(program, *arguments, f"--until-return={return_of(bits)}", "--run-dir", folder)
-    seconds = time.monotonic() - start
-    found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return Outcome(int(found["env_steps"]), seconds, str(found["stopped"]).startswith("solved"))
-
-
-def run_theirs(bits: int, seed: int) -> Outcome:
-    """Run Stable-Baselines3."""
-    command = [sys.executable, "-m", "benchmarks.peers.sb3_goals", "--seed", str(seed), "--bits", str(bits)]
-    start = time.monotonic()
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
-    seconds = time.monotonic() - start
-    steps = re.search(r"^Steps: (\d+)$", done.stdout, re.MULTILINE)
-    if done.returncode or steps is None:
-        raise RuntimeError(f"Stable-Baselines3 ended with code {done.returncode}:\n{done.stderr[-2000:]}")
-    return Outcome(int(steps[1]), seconds, SOLVED in done.stdout)
-
-
-def rows_of(bits: int, runs: Mapping[str, Sequence[Outcome]]) -> Iterator[Row]:
-    """Steps and seconds of ours, the first of the `runs`, and of each other."""
-    ours, *peers = runs
-    for name, unit in (("steps", "steps"), ("seconds", "s")):
-        values = {who: [float(getattr(one, name)) for one in found] for who, found in runs.items()}
-        for peer in peers:
-            case = f"{bits} bits: {name} until solved{_count(runs[ours])}"
-            yield Row.of(case, unit, "lower", values[ours], f"{peer}{_count(runs[peer])}", values[peer])
-
-
-def _count(runs: Sequence[Outcome]) -> str:
-    solved = sum(one.solved for one in runs)
-    return "" if solved == len(runs) else f" ({solved} of {len(runs)} runs solved it)"
 
 
 def measure(bits: int, seeds: int) -> dict[str, list[Outcome]]:
@@ -128,8 +74,10 @@ def measure(bits: int, seeds: int) -> dict[str, list[Outcome]]:
             (folder := Path(temporary) / str(goals)).mkdir()
             programs[name] = program_of(folder, bits, goals)
         for seed in range(1, 1 + seeds):
-            found = {name: run_ours(program, bits, seed) for name, program in programs.items()}
-            found[f"Stable-Baselines3 {stable_baselines3.__version__}"] = run_theirs(bits, seed)
+            found = {name: run_ours(program, return_of(bits), seed) for name, program in programs.items()}
+            found[f"Stable-Baselines3 {stable_baselines3.__version__}"] = run_theirs(
+                "Stable-Baselines3", "sb3_goals", "--seed", seed, "--bits", bits
+            )
             for name, outcome in found.items():
                 runs.setdefault(name, []).append(outcome)
                 print(f"{bits} bits, seed {seed}, {name}: {outcome}", flush=True)
@@ -141,7 +89,7 @@ def main() -> None:
     quick = options(__doc__, "10 bits and one seed; writes nothing").parse_args().quick
     rows: list[Row] = []
     for bits in BITS[:1] if quick else BITS:
-        rows += shown(rows_of(bits, measure(bits, 1 if quick else SEEDS)))
+        rows += shown(rows_of(f"{bits} bits", measure(bits, 1 if quick else SEEDS)))
     if not quick:
         print(write("goals", "make bench-goals", 2, rows))
 

@@ -17,14 +17,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,11 +30,10 @@ from gymnasium import spaces
 
 from benchmarks import workload
 from benchmarks.peers import training
-from benchmarks.peers.solving import EPISODES, INTERVAL, SOLVED
 from benchmarks.peers.zoo_settings import settings_of
-from benchmarks.programs import environment, run_program
 from benchmarks.record import Row, shown, write
 from benchmarks.timing import fastest, microseconds, one_thread, options
+from benchmarks.until_solved import Outcome, rows_of, run_ours, run_theirs
 from benchmarks.workload import Filled, Loop
 from pearl import _native, algorithms
 from pearl.backends.cpu.learner import NativeLearner
@@ -113,15 +107,6 @@ def measure(case: training.Case, repeats: int) -> Iterator[Row]:
     yield Row.of(name_of(case), "us", "lower", native, "pearl on torch, without sampling", in_torch)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How one run ended: environment steps, seconds of its process, and whether it solved the environment."""
-
-    steps: int
-    seconds: float
-    solved: bool
-
-
 def program_of(folder: Path, algorithm: str, env: str) -> Path:
     """The program composed from the settings of RL Zoo, as a file of its own form."""
     from pearl import Composer
@@ -139,52 +124,20 @@ def program_of(folder: Path, algorithm: str, env: str) -> Path:
     return Path(composer.runtime_gen(path=folder / "program.py", timesteps=steps))
 
 
-def run_ours(program: Path, goal: float, seed: int) -> Outcome:
-    """Run the program."""
-    folder = program.parent / f"seed{seed}"
-    arguments = ("--seed", seed, "--eval-interval", INTERVAL, "--eval-episodes", EPISODES, "--no-plot")
-    start = time.monotonic()
-    run_program(program, *arguments, f"--until-return={goal}", "--run-dir", folder)
-    seconds = time.monotonic() - start
-    found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return Outcome(int(found["env_steps"]), seconds, str(found["stopped"]).startswith("solved"))
-
-
-def run_theirs(algorithm: str, env: str, goal: float, seed: int) -> Outcome:
-    """Run sb3-contrib."""
-    command = [sys.executable, "-m", "benchmarks.peers.sb3_solve", "--algorithm", algorithm, "--environment", env]
-    start = time.monotonic()
-    done = subprocess.run(
-        [*command, f"--goal={goal}", "--seed", str(seed)], env=environment(), capture_output=True, text=True
-    )
-    seconds = time.monotonic() - start
-    steps = re.search(r"^Steps: (\d+)$", done.stdout, re.MULTILINE)
-    if done.returncode or steps is None:
-        raise RuntimeError(f"sb3-contrib ended with code {done.returncode}:\n{done.stderr[-2000:]}")
-    return Outcome(int(steps[1]), seconds, SOLVED in done.stdout)
-
-
 def solve(algorithm: str, env: str, goal: float, seeds: int) -> Iterator[Row]:
     """Steps and seconds until solved, seed by seed in turn."""
     import sb3_contrib
 
-    ours, theirs = [], []
+    peer = f"sb3-contrib {sb3_contrib.__version__}"
+    runs: dict[str, list[Outcome]] = {"ours": [], peer: []}
+    arguments = ("--algorithm", algorithm, "--environment", env, f"--goal={goal}")
     with tempfile.TemporaryDirectory() as folder:
         program = program_of(Path(folder), algorithm, env)
         for seed in range(1, 1 + seeds):
-            ours.append(run_ours(program, goal, seed))
-            theirs.append(run_theirs(algorithm, env, goal, seed))
-            print(f"{algorithm} {env}, seed {seed}: ours {ours[-1]}, theirs {theirs[-1]}", flush=True)
-    peer = f"sb3-contrib {sb3_contrib.__version__}{_count(theirs)}"
-    for name, unit in (("steps", "steps"), ("seconds", "s")):
-        values = [[float(getattr(one, name)) for one in runs] for runs in (ours, theirs)]
-        case = f"{algorithm.upper()} {env}: {name} until solved{_count(ours)}"
-        yield Row.of(case, unit, "lower", values[0], peer, values[1])
-
-
-def _count(runs: Sequence[Outcome]) -> str:
-    solved = sum(one.solved for one in runs)
-    return "" if solved == len(runs) else f" ({solved} of {len(runs)} runs solved it)"
+            runs["ours"].append(run_ours(program, goal, seed))
+            runs[peer].append(run_theirs(peer, "sb3_solve", *arguments, "--seed", seed))
+            print(f"{algorithm} {env}, seed {seed}: { ({who: found[-1] for who, found in runs.items()}) }", flush=True)
+    yield from rows_of(f"{algorithm.upper()} {env}", runs)
 
 
 def main() -> None:
@@ -196,9 +149,11 @@ def main() -> None:
     for task in TASKS:
         rows += shown(solve(*task, 1 if quick else SEEDS))
     torch.set_num_threads(1)
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
     for case in (CASES[0], CASES[3]) if quick else CASES:
         rows += shown(measure(case, 3 if quick else REPEATS))
+    os.sched_setaffinity(0, cores)  # a record counts the cores that can be used
     if not quick:
         note = f"Kernels: {_native.selected_learner_kernels()}."
         print(write("quantiles", "make bench-quantiles", 1, rows, note=note))
