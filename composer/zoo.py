@@ -194,13 +194,13 @@ def zoo_settings(
     if not isinstance(env, str):
         raise ConfigurationError(f"env must be the name of an environment, such as 'CartPole-v1'; found {env!r}.")
     path = Path(file)
+    entries = _read(path)
     name = str(algorithm or path.stem).lower()
     if name not in _DEFAULTS:
         raise ConfigurationError(
             f"Settings of RL Zoo can be taken over for {', '.join(_DEFAULTS)}; found {name!r}"
             + (". Name the algorithm." if algorithm is None else ".")
         )
-    entries = _read(path)
     found, note = _entry_of(entries, env, path)
     source = f"{path}, {found}"
     entry = dict(entries[found])

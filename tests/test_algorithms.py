@@ -30,9 +30,9 @@ from references import (
 )
 from torch import nn
 
-from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3, Batch, Trainer, make_trainer
+from pearl.algorithms import ALGORITHMS, DDPG, DQN, PPO, SAC, TD3, Batch, Trainer, make_trainer, other_names
 from pearl.algorithms.networks import NatureCNN, mlp
-from pearl.algorithms.trainer import modules_of, policy_tensors
+from pearl.algorithms.trainer import modules_of, policy_tensors, settings_of
 from pearl.errors import TrainerError
 from pearl.exploration import EpsilonGreedy
 from pearl.learner.flat import FlatParameters
@@ -298,12 +298,25 @@ def test_settings_are_class_attributes_that_arguments_override() -> None:
         (PPO, "ent_coef", "entropy_coefficient"),
         (SAC, "ent_coef", "temperature"),
         (TD3, "action_noise", r"exploration=GaussianNoise\(sigma=\.\.\.\)"),
+        (DQN, "lr", r"learning_rate\. Its"),
+        (DQN, "target_network_frequency", "target_update_interval, in gradient steps"),
+        (PPO, "num_envs", "envs_per_actor of set_actors"),
+        (PPO, "anneal_lr", "learning_rate_schedule, as docs/schedules.md shows"),
+        (SAC, "autotune", "temperature, where None is for one that adapts itself"),
+        (TD3, "q_lr", r"learning_rate\. Its"),
     ],
 )
-def test_a_setting_of_stable_baselines_is_named_as_it_is_here(algorithm: Any, name: str, meant: str) -> None:
+def test_a_setting_of_another_library_is_named_as_it_is_here(algorithm: Any, name: str, meant: str) -> None:
     actions = DISCRETE if algorithm in (DQN, PPO) else BOX
     with pytest.raises(TrainerError, match=rf"{algorithm.__name__} has no setting '{name}'\. In PEARL: {meant}"):
         algorithm(OBS, actions, **{name: 1})
+
+
+def test_other_names_lead_to_settings_that_there_are() -> None:
+    ours = {name for one in ALGORITHMS.values() for name in settings_of(one)}
+    meant = {name for names in other_names._SETTINGS.values() for name in names}
+    assert meant <= ours
+    assert not (other_names._SETTINGS.keys() | other_names._ELSEWHERE.keys()) & ours
 
 
 def test_settings_that_rollouts_do_not_use_are_not_offered() -> None:

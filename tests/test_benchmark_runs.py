@@ -67,6 +67,7 @@ def test_the_replay_ratios_to_measure_at(arguments: tuple[str, ...], limit: int,
     ("arguments", "message"),
     [
         (("--bench-both",), "--bench-both belongs to --bench"),
+        (("--bench-seconds", "3"), "--bench-seconds belongs to --bench"),
         (("--bench", "--bench-both", "--bench-paced"), "leave one of them out"),
     ],
 )

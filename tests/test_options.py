@@ -48,8 +48,8 @@ def test_a_program_may_set_the_defaults_of_seed_evaluations_and_checkpoints(
     with pytest.raises(SystemExit):
         parsed("--help")
     said = " ".join(capsys.readouterr().out.split())
-    assert "which select the best weights (default: 300)" in said
-    assert "between checkpoints (default: 900)" in said
+    assert "which select the best weights; 0 for a twentieth of the run (default: 300)" in said
+    assert "between checkpoints; 0 for a tenth of the run (default: 900)" in said
 
 
 def test_paths_stay_where_they_were_when_an_environment_changes_the_working_directory(
@@ -73,7 +73,7 @@ def test_options_of_the_command_line() -> None:
     assert options_of("--timesteps", "3").eval_interval == 1
     for seed in (2**61, 2**53 + 1, 2**62 - 1):  # not all of them floats
         assert options_of("--seed", str(seed)).seed == seed
-    assert options_of("--bench-seconds", "0.5").bench_seconds == 0.5
+    assert options_of("--bench", "--bench-seconds", "0.5").bench_seconds == 0.5
     assert options_of("--actor-timeout", "2.5").actor_timeout_s == 2.5
     assert options_of("--actor-timeout", "inf").actor_timeout_s == math.inf
     assert options_of("--eval-max-steps", "1e3").eval_max_steps == 1000

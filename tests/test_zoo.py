@@ -484,8 +484,9 @@ def test_the_algorithm_is_the_files_or_named(zoo: Path) -> None:
         zoo_settings(other, "CartPole-v1")
     with pytest.raises(ConfigurationError, match="found 'trpo'"):
         zoo_settings(other, "CartPole-v1", "trpo")
-    with pytest.raises(ConfigurationError, match="There is no file"):
-        zoo_settings(zoo / "trpo.yml", "CartPole-v1", "ppo")
+    for named in ("ppo", None):  # a name that was mistyped is not taken for the algorithm's
+        with pytest.raises(ConfigurationError, match="There is no file"):
+            zoo_settings(zoo / "trpo.yml", "CartPole-v1", named)
 
 
 def test_every_algorithm_is_named_where_one_is_asked_for() -> None:

@@ -273,9 +273,9 @@ def pipeline_of(trainer: object) -> LearnerPipeline:
     own = type(trainer).__name__
     rule = update_rule_of(trainer)
     if rule is not None and rule.quantiles:
-        raise TrainerError(f"{own} learns quantiles of the return, which the FPGA's pipeline does not")
+        raise TrainerError(f"{own} learns quantiles of the return, which the model of Learners does not count")
     if rule is not None and rule.ensemble:
-        raise TrainerError(f"{own} has an ensemble of critics, which the FPGA's pipeline has not")
+        raise TrainerError(f"{own} has an ensemble of critics, which the model of Learners does not count")
     if rule is not None and rule.actor is None:
         (network,) = rule.critics
         layers = layers_of(extract_network("policy", network.in_torch, network.input_shape))

@@ -14,6 +14,7 @@ from pearl.spec import ActorSpec
 
 MOST_SEED = 2**62 - 1
 PLOT_VARIABLE = "PEARL_PLOT"
+_BENCH_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -180,7 +181,7 @@ def parse_options(
         type=_whole,
         default=checkpoint_interval,
         metavar="N",
-        help=f"environment steps between checkpoints (default: {checkpoint_interval or 'a tenth of the run'})",
+        help="environment steps between checkpoints; 0 for a tenth of the run (default: %(default)s)",
     )
     add("--resume", action="store_true", help="go on from the newest checkpoint")
     add(
@@ -200,9 +201,8 @@ def parse_options(
     add(
         "--bench-seconds",
         type=_seconds,
-        default=10.0,
         metavar="S",
-        help="how long --bench measures (default: %(default)s)",
+        help=f"how long --bench measures (default: {_BENCH_S:g})",
     )
     add("--bench-paced", action="store_true", help="with --bench: keep the replay ratio, as in a run")
     add("--bench-both", action="store_true", help="with --bench: measure at the replay ratio, then without waiting")
@@ -219,8 +219,8 @@ def parse_options(
         type=_whole,
         default=eval_interval,
         metavar="N",
-        help="environment steps between short evaluations, which select the best weights "
-        f"(default: {eval_interval or 'a twentieth of the run'})",
+        help="environment steps between short evaluations, which select the best weights; 0 for a twentieth of the run "
+        "(default: %(default)s)",
     )
     add(
         "--eval-max-steps",
@@ -297,7 +297,7 @@ def parse_options(
         help=f"draw the learning curve at the end (default: yes, unless the variable {PLOT_VARIABLE} is 0)",
     )
     a = parser.parse_args(arguments)
-    for name, given in (("paced", a.bench_paced), ("both", a.bench_both)):
+    for name, given in (("seconds", a.bench_seconds is not None), ("paced", a.bench_paced), ("both", a.bench_both)):
         if given and not a.bench:
             parser.error(f"--bench-{name} belongs to --bench: give both")
     if a.bench_paced and a.bench_both:
@@ -319,7 +319,7 @@ def parse_options(
         resume=a.resume,
         serial=a.serial,
         bench=a.bench,
-        bench_seconds=a.bench_seconds,
+        bench_seconds=_BENCH_S if a.bench_seconds is None else a.bench_seconds,
         bench_paced=a.bench_paced,
         bench_both=a.bench_both,
         eval_episodes=a.eval_episodes,
