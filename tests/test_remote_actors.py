@@ -21,6 +21,7 @@ from learner_runs import SEED
 
 from composer import Composer
 from pearl.actors.actor import ActorSetup
+from pearl.actors.notices import NO_NOTICES, Notices, attribute_queue, write_attributes
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.process import ActorGroup
 from pearl.actors.report import Report
@@ -222,11 +223,13 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rollout_begins_when_the_host_has_room_for_it_and_with_the_newest_weights() -> None:
     made = RolloutActors(1)
     (setup,), (dcq,), flat = made.setups, made.dcqs, made.weights
-    package = Package.of((setup, None), with_program=False)
-    work = ActorWork(package, dcq.fields, dcq.by_row, True, len(flat), 0)
+    package, told = Package.of((setup, None), with_program=False), attribute_queue()
+    write_attributes(told, {"gravity": 5.0})
+    work = ActorWork(package, dcq.fields, dcq.by_row, True, len(flat), Notices(None, told).counts)
     actor = RemoteActor()
     try:
-        actor.start(work, 0, 0, Newest(flat, 4, None))
+        actor.start(work, 0, 0, Newest(flat, 4, Notices(None, told.reader()).poll()))
+        assert actor._notices.reader().newest_attributes() == {"gravity": 5.0}
 
         def rollout(newest: Newest) -> Reply:
             deadline = time.monotonic() + PATIENCE_S
@@ -236,9 +239,9 @@ def test_a_rollout_begins_when_the_host_has_room_for_it_and_with_the_newest_weig
             assert list(reply.rows) == [32]
             return reply
 
-        assert rollout(Newest(None, 4, None)).others["counts"][0, 3] == 4
+        assert rollout(Newest(None, 4)).others["counts"][0, 3] == 4
         time.sleep(0.05)  # enough for another one
-        newer = rollout(Newest(flat + 1, 9, None))
+        newer = rollout(Newest(flat + 1, 9))
         assert newer.policy == newer.others["counts"][0, 3] == 9
     finally:
         actor._dcq.close()
@@ -267,6 +270,22 @@ class FakeRay:
         return SimpleNamespace(**calls)
 
 
+def test_newer_weights_leave_the_attributes_of_environments_as_they_were() -> None:
+    wsq, attributes = WeightSyncQueue(3), attribute_queue()
+    source = _Source(FakeRay(None), wsq, Notices(None, attributes))
+    write_attributes(attributes, {"gravity": 5.0})
+    wsq.write(np.zeros(3, np.float32))
+    first, _, newest = source.since(0, 0.0)
+    wsq.write(np.ones(3, np.float32))
+    second, _, newer = source.since(first, 0.0)
+    assert (first, second) == (1, 2)
+    assert (newest.weights[0], newer.weights[0]) == (0, 1)
+    for found in (newest, newer):
+        received = Notices(None, attribute_queue())
+        received.write(found.notice)
+        assert received.reader().newest_attributes() == {"gravity": 5.0}
+
+
 def test_weights_that_do_not_reach_an_actor_are_found_by_their_version() -> None:
     class Deaf:
         """It says what weights it has: those it began with."""
@@ -284,10 +303,10 @@ def test_weights_that_do_not_reach_an_actor_are_found_by_their_version() -> None
     transition = transition_of(DQN, *spaces(), {})
     wsq = WeightSyncQueue(3)
     first = wsq.write(np.zeros(3, np.float32))
-    work = ActorWork(Package.of(None, with_program=False), (), frozenset(), False, 3, 0)
+    work = ActorWork(Package.of(None, with_program=False), (), frozenset(), False, 3, (0, 0))
     line = ActorLine("actor-5", work, DataCollectionQueue(transition, 4, 2), RemoteWords(), Report())
     bridge = SimpleNamespace(ray=fake, is_over=False, failure=None)
-    relay = _ActorRelay(bridge, line, _Source(fake, wsq, None), SimpleNamespace(remote=fake.make))
+    relay = _ActorRelay(bridge, line, _Source(fake, wsq, NO_NOTICES), SimpleNamespace(remote=fake.make))
     thread = threading.Thread(target=relay.run)
     thread.start()
     try:

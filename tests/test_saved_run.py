@@ -30,6 +30,7 @@ from pearl.replay.storage import DataStorage
 from pearl.runtime.callback_calls import CallbackCalls
 from pearl.runtime.checkpoint import CheckpointState, load_checkpoint
 from pearl.runtime.checkpoint_files import manifest_crc32
+from pearl.runtime.env_attributes import EnvAttributes
 from pearl.runtime.experience import ReplayExperience
 from pearl.runtime.run_state import Best, Counters, RunState
 from pearl.runtime.trainer_state import RANDOM_GROUP, module_tensors
@@ -89,6 +90,24 @@ def test_a_resumed_run_has_the_learning_rates_of_its_settings(tmp_path: Path, lo
     assert found == pytest.approx(0.1 * lowered * Small.learning_rate)
     counter("stated-learning_rate", 0)(folder)
     with pytest.raises(CheckpointError, match=r"stated-learning_rate .* must be a number above 0; found 0"):
+        second.load(tmp_path)
+
+
+def test_attributes_of_environments_are_set_again_or_named_where_they_cannot_be(tmp_path: Path) -> None:
+    first, second, other = (
+        dataclasses.replace(run_of("fifo"), env_attributes=EnvAttributes(ActorSpec(env)))
+        for env in ("CartPole-v1", "CartPole-v1", "Pendulum-v1")
+    )
+    assert first.env_attributes is not None
+    first.env_attributes.set({"gravity": 5.0, "length": 0.25})
+    folder = first.save(tmp_path, Counters())
+    second.load(tmp_path)
+    assert second.env_attributes is not None
+    assert second.env_attributes.values == {"gravity": 5.0, "length": 0.25}
+    with pytest.raises(CheckpointError, match=r"cannot be set in these: Pendulum-v1 has no attribute 'gravity'"):
+        other.load(tmp_path)
+    counter("env_attributes", "[1]")(folder)
+    with pytest.raises(CheckpointError, match=r"env_attributes .* must be a JSON object; found '\[1\]'"):
         second.load(tmp_path)
 
 

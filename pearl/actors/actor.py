@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextvars
+import copy
 import math
 import time
 import warnings
@@ -56,7 +57,8 @@ class ActorSetup:
     `index` counts from 0 among `spec.count` actors; `env_steps` is where the exploration schedule starts. With a
     `policy`, the actor runs it natively, and needs neither torch nor the trainer class. `transition` has the columns
     that it makes, by default those of the environment's spaces. With a `rollout`, each message is its part of one. With
-    a `service`, the policy server runs the policy, and the actor needs no torch, no trainer class and no weights.
+    a `service`, the policy server runs the policy, and the actor needs no torch, no trainer class and no weights. The
+    environments begin with the attributes `env_attributes`.
     """
 
     trainer_class: type | None
@@ -72,6 +74,7 @@ class ActorSetup:
     transition: TransitionSpec | None = None
     rollout: RolloutSpec | None = None
     service: PolicyService | None = None
+    env_attributes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def needs_torch(self) -> bool:
@@ -215,6 +218,7 @@ class VectorActor(abc.ABC):
         self.setup, self._on_step = setup, on_step
         self._in_envs = contextvars.copy_context().run  # where NumPy keeps what their code sets by np.seterr
         self.envs: gym.vector.VectorEnv[Any, Any, Any] = self._in_envs(make_vector_env, setup.spec)
+        self.set_env_attributes(setup.env_attributes)
         observation_space, action_space = self.envs.single_observation_space, self.envs.single_action_space
         self.trainer = trainer
         self.policy: Policy
@@ -275,6 +279,12 @@ class VectorActor(abc.ABC):
         """Take the run's statistics, which `pearl.runtime.statistics` publishes, for the next message."""
         assert self.statistics is not None
         self.statistics.adopt(flat)
+
+    def set_env_attributes(self, values: Mapping[str, Any]) -> None:
+        """Set attributes of all environments, by name, as Gymnasium's `set_wrapper_attr` does."""
+        vector: Any = self.envs  # one that has this method, which not all vectors have
+        for name, value in values.items():
+            self._in_envs(vector.set_attr, name, [copy.deepcopy(value) for _ in range(self.envs.num_envs)])
 
     @abc.abstractmethod
     def collect(self, message: Mapping[str, np.ndarray], longest_s: float = math.inf) -> int:

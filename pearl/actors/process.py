@@ -18,6 +18,7 @@ import numpy as np
 from pearl.actors.actor import ActorSetup
 from pearl.actors.child_process import ChildProcess, DeathCount, Process
 from pearl.actors.environment import register
+from pearl.actors.notices import NO_NOTICES, Notices
 from pearl.actors.report import Report, Silence
 from pearl.actors.rollout_actor import make_actor
 from pearl.actors.shared_warnings import SharedWarnings
@@ -46,7 +47,7 @@ def run_actor(
     report: Report,
     environment: EnvSpec | None = None,
     shared_warnings: SharedWarnings | None = None,
-    statistics: WeightSyncQueue | None = None,
+    notices: Notices = NO_NOTICES,
 ) -> None:
     """Main function of an actor process: until its queue, which has the columns of a DataCollectionQueue, closes.
 
@@ -58,6 +59,7 @@ def run_actor(
     try:
         if environment is not None:
             register(environment)
+        setup = dataclasses.replace(setup, env_attributes=notices.newest_attributes())
         actor = make_actor(setup, on_step=report.beat)
         if not torch_settled and "torch" in sys.modules:  # the environment's, or the program's
             settle_torch(setup)
@@ -71,8 +73,7 @@ def run_actor(
                 # Poll after the wait for room: the replay ratio may make it long. A policy server polls for itself.
                 if setup.service is None and (weights := wsq.poll()) is not None:
                     actor.load_weights(weights, wsq.version)
-                if statistics is not None and (flat := statistics.poll()) is not None:
-                    actor.load_statistics(flat.view(np.float64))
+                notices.tell(actor)
                 start = time.perf_counter()
                 rows = actor.collect(message, longest_s=_MESSAGE_S)
                 message["span"][:] = start, time.perf_counter()
@@ -109,10 +110,10 @@ class LocalProcesses:
     def __init__(
         self,
         wsq: WeightSyncQueue,
-        statistics: WeightSyncQueue | None = None,
+        notices: Notices = NO_NOTICES,
         shared_warnings: SharedWarnings | None = None,
     ) -> None:
-        self._wsq, self._statistics, self._shared_warnings = wsq, statistics, shared_warnings
+        self._wsq, self._notices, self._shared_warnings = wsq, notices, shared_warnings
 
     def start(self, setup: ActorSetup, dcq: DataCollectionQueue) -> tuple[Process, Report]:
         """See `ActorProcesses`."""
@@ -121,7 +122,7 @@ class LocalProcesses:
         sent, environment = alone if alone is not None else (setup, None)
         process = ChildProcess(
             run_actor,
-            (sent, dcq, self._wsq, report, environment, self._shared_warnings, self._statistics),
+            (sent, dcq, self._wsq, report, environment, self._shared_warnings, self._notices),
             f"actor-{setup.index}",
             without_program=alone is not None,
         )
@@ -154,8 +155,8 @@ class ActorGroup:
     `check` names a dead one, restarts it, and gives up after `most_deaths` within `window_s`. An actor is silent while
     neither a step of its environments ends nor it waits for room in its queue. `check` names a silent one after a
     minute, and kills it after `timeout_s` (`inf`: never). Actors run in `processes`, by default on this machine. With
-    `shared_warnings`, they show each warning only once in all; with `statistics`, they normalise by these
-    (`pearl.runtime.statistics`).
+    `shared_warnings`, they show each warning only once in all. `notices` are what the run tells them beside the
+    weights.
     """
 
     def __init__(
@@ -168,10 +169,10 @@ class ActorGroup:
         most_deaths: int = 3,
         window_s: float = 60.0,
         shared_warnings: SharedWarnings | None = None,
-        statistics: WeightSyncQueue | None = None,
+        notices: Notices = NO_NOTICES,
         processes: ActorProcesses | None = None,
     ) -> None:
-        self._processes = processes or LocalProcesses(wsq, statistics, shared_warnings)
+        self._processes = processes or LocalProcesses(wsq, notices, shared_warnings)
         self._dcqs = list(dcqs)
         self._timeout_s, self._most_deaths, self._window_s = timeout_s, most_deaths, window_s
         self._deaths = DeathCount(window_s)

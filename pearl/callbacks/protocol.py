@@ -61,6 +61,18 @@ class RunContext(Protocol):
     def log(self, name: str, value: float) -> None:
         """Log a number of the user's: it becomes a column of `progress.csv` and a curve in TensorBoard."""
 
+    @property
+    def env_attributes(self) -> Mapping[str, Any]:
+        """What `set_env_attributes` has set so far, in the parts of the run that it was resumed from too."""
+
+    def set_env_attributes(self, **values: Any) -> None:
+        """Set attributes of the Actors' environments, as Gymnasium's `set_wrapper_attr` does: JSON values by name.
+
+        Each Actor does so before its next message, in the midst of episodes; one that is restarted, and a resumed run,
+        begin with them. Environments of evaluations keep their own. EnvError if the environment has no such attribute
+        or refuses the value; ConfigurationError for other values, and for vectors whose environments are out of reach.
+        """
+
     def policy(self) -> SavedPolicy:
         """A copy of the present policy. Not for `on_step` and `on_rollout`, during which the weights may change."""
 

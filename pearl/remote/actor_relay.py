@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pearl.actors.notices import Notices
 from pearl.actors.report import Report
 from pearl.errors import QueueClosedError
 from pearl.ipc.queues import WeightSyncQueue
@@ -41,24 +42,24 @@ class ActorLines:
 
     lines: Sequence[ActorLine]
     wsq: WeightSyncQueue
-    statistics: WeightSyncQueue | None
+    notices: Notices
 
     def relays(self, bridge: Bridge) -> Sequence[Relay]:
         """See `Work`."""
         make = bridge.ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")(
             RemoteActor
         )
-        source = _Source(bridge.ray, self.wsq, self.statistics)
+        source = _Source(bridge.ray, self.wsq, self.notices)
         return [_ActorRelay(bridge, line, source, make) for line in self.lines]
 
 
 class _Source:
-    """The newest weights and statistics of the run, each put into Ray once."""
+    """The newest weights and notices of the run, each put into Ray once."""
 
-    def __init__(self, ray: Any, wsq: WeightSyncQueue, statistics: WeightSyncQueue | None) -> None:
-        self._ray, self._wsq, self._statistics = ray, wsq.reader(), statistics and statistics.reader()
+    def __init__(self, ray: Any, wsq: WeightSyncQueue, notices: Notices) -> None:
+        self._ray, self._wsq, self._notices = ray, wsq.reader(), notices.reader()
         self._lock = threading.Lock()
-        self._newest = Newest(None, 0, None)
+        self._newest = Newest(None, 0)
         self._number = 0
         self._reference: Any = None
         self._polled_at = 0.0
@@ -71,7 +72,7 @@ class _Source:
         with self._lock:
             self._poll(fresh_s)
             if number == self._number:
-                return number, self._newest.version, Newest(None, self._newest.version, None)
+                return number, self._newest.version, Newest(None, self._newest.version)
             return self._number, self._newest.version, self._reference
 
     def _poll(self, fresh_s: float) -> None:
@@ -80,14 +81,15 @@ class _Source:
             return
         self._polled_at = now
         weights = self._wsq.poll()
-        statistics = None if self._statistics is None else self._statistics.poll()
-        if weights is None and statistics is None and self._number:
+        notice = self._notices.poll()
+        if weights is None and all(part is None for part in notice) and self._number:
             return
         before = self._newest
+        statistics, attributes = (
+            old if new is None else new.copy() for old, new in zip(before.notice, notice, strict=True)
+        )
         self._newest = Newest(
-            before.weights if weights is None else weights.copy(),
-            self._wsq.version,
-            before.statistics if statistics is None else statistics.copy(),
+            before.weights if weights is None else weights.copy(), self._wsq.version, (statistics, attributes)
         )
         self._reference, self._number = self._ray.put(self._newest), self._number + 1
 

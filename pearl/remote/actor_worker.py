@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pearl.actors.child_process import ChildProcess
+from pearl.actors.notices import Notice, Notices
 from pearl.actors.process import run_actor
 from pearl.actors.report import Report
 from pearl.ipc.queues import ColumnQueue, WeightSyncQueue
@@ -36,16 +37,16 @@ class ActorWork:
     by_row: frozenset[str]
     newest_only: bool
     weight_count: int
-    statistics_count: int
+    notice_counts: tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Newest:
-    """Weights `(weight_count,)` float32 of a version, and statistics `(count,)` float32; None: as before."""
+    """Weights `(weight_count,)` float32 of a version, and the words of `Notices`; None: as before."""
 
     weights: np.ndarray | None
     version: int
-    statistics: np.ndarray | None
+    notice: Notice = (None, None)
 
 
 @dataclass(frozen=True)
@@ -94,20 +95,19 @@ class RemoteActor:
         slots = 1 if work.newest_only else int(np.clip(-(-_QUEUE_BYTES // max(1, size)), 2, _MOST_MESSAGES))
         self._dcq = ColumnQueue(work.fields, slots)
         self._wsq = WeightSyncQueue(work.weight_count)
-        self._statistics = WeightSyncQueue(work.statistics_count) if work.statistics_count else None
+        self._notices = Notices.of_counts(work.notice_counts)
         self._adopt(newest)
-        arguments = (work.setup, env_steps, restarts, self._dcq, self._wsq, self._report, self._statistics)
+        arguments = (work.setup, env_steps, restarts, self._dcq, self._wsq, self._report, self._notices)
         self._process = ChildProcess(_run, arguments, "actor", without_program=True)
 
     def _adopt(self, newest: Newest) -> None:
         if newest.weights is not None:
             self._hosts_version[self._wsq.write(newest.weights)] = newest.version
             self._policy = newest.version
-        if newest.statistics is not None and self._statistics is not None:
-            self._statistics.write(newest.statistics)
+        self._notices.write(newest.notice)
 
     def take(self, newest: Newest) -> Reply:
-        """Hand over newer weights and statistics, and get what was collected.
+        """Hand over newer weights and notices, and get what was collected.
 
         Returns when there is a megabyte, or 50 ms after the call. A rollout is begun by the call after the one that
         returned the rollout before.
@@ -166,7 +166,7 @@ def _run(
     dcq: ColumnQueue,
     wsq: WeightSyncQueue,
     report: Report,
-    statistics: WeightSyncQueue | None,
+    notices: Notices,
 ) -> None:
     """Main function of the actor's process."""
     try:
@@ -175,4 +175,4 @@ def _run(
         report.fail(traceback.format_exc(limit=-8))
         raise SystemExit(1) from None
     setup = dataclasses.replace(setup, env_steps=env_steps, restarts=restarts)
-    run_actor(setup, dcq, wsq.reader(), report, environment, None, statistics and statistics.reader())
+    run_actor(setup, dcq, wsq.reader(), report, environment, None, notices.reader())

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from pearl.actors.actor import ActorSetup
 from pearl.actors.child_process import ChildProcess, Process
+from pearl.actors.notices import NO_NOTICES, Notices
 from pearl.actors.report import Report
 from pearl.actors.standalone import names_program, standalone
 from pearl.errors import ClusterError
@@ -133,18 +134,17 @@ class RemoteProcesses:
         setups: Sequence[ActorSetup],
         dcqs: Sequence[DataCollectionQueue],
         wsq: WeightSyncQueue,
-        statistics: WeightSyncQueue | None = None,
+        notices: Notices = NO_NOTICES,
     ) -> None:
         require_extra("ray", "ray", "--ray")
         self._owns_bridge = isinstance(bridge, str)
         nodes = setups[0].spec.nodes if setups else ()
         needs = Needs(actors=len(setups), actor_nodes=nodes)
         self.bridge = RayBridge(bridge, needs) if isinstance(bridge, str) else bridge
-        count = 0 if statistics is None else statistics.weight_count
         self._lines = [
             ActorLine(
                 f"actor-{setup.index}",
-                _actor_work(setup, dcq, wsq.weight_count, count),
+                _actor_work(setup, dcq, wsq.weight_count, notices),
                 dcq,
                 RemoteWords(),
                 Report(),
@@ -153,7 +153,7 @@ class RemoteProcesses:
             for setup, dcq in zip(setups, dcqs, strict=True)
         ]
         for first in range(0, len(self._lines), _AT_ONCE):
-            self.bridge.send(ActorLines(self._lines[first : first + _AT_ONCE], wsq, statistics))
+            self.bridge.send(ActorLines(self._lines[first : first + _AT_ONCE], wsq, notices))
 
     def start(self, setup: ActorSetup, dcq: DataCollectionQueue) -> tuple[Process, Report]:
         """See `ActorProcesses`."""
@@ -208,8 +208,8 @@ class RemoteLearners:
         return self._package
 
 
-def _actor_work(setup: ActorSetup, dcq: DataCollectionQueue, weight_count: int, statistics_count: int) -> ActorWork:
+def _actor_work(setup: ActorSetup, dcq: DataCollectionQueue, weight_count: int, notices: Notices) -> ActorWork:
     alone = standalone(setup)
     content = alone if alone is not None else (setup, None)
     package = Package.of(content, with_program=alone is None)
-    return ActorWork(package, dcq.fields, dcq.by_row, setup.rollout is not None, weight_count, statistics_count)
+    return ActorWork(package, dcq.fields, dcq.by_row, setup.rollout is not None, weight_count, notices.counts)

@@ -23,6 +23,7 @@ import numpy as np
 from pearl.actors.actor import ActorSetup
 from pearl.actors.environment import check_evaluation_env, probe
 from pearl.actors.native_policy import NativePolicy, PolicyPlan
+from pearl.actors.notices import Notices
 from pearl.actors.policy_plan import read_policy
 from pearl.actors.shared_warnings import SharedWarnings
 from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer, normalization_note
@@ -51,6 +52,7 @@ from pearl.runtime.collection import Ring
 from pearl.runtime.composition_file import keep_composition
 from pearl.runtime.data_flow import DataFlow
 from pearl.runtime.drift import ITERATION, DriftWatch
+from pearl.runtime.env_attributes import EnvAttributes
 from pearl.runtime.evaluation import Evaluation, EvaluationEnvs
 from pearl.runtime.evaluation_process import EvaluationProcess, EvaluationProcessError, idle_cores
 from pearl.runtime.experience import Experience
@@ -131,6 +133,7 @@ class Run(abc.ABC):
         self.counters = Counters()
         self._begun = False
         self._is_done = False  # the checkpoint, before this program began
+        self.env_attributes = EnvAttributes(actors)
         self._evaluation_envs = EvaluationEnvs(actors.evaluation, options.eval_max_steps)
         self._busy_cores: float = actors.count  # by Actors and Learner
         self._evaluation_s = 0.0  # that the last short evaluation held training up
@@ -285,10 +288,11 @@ class Run(abc.ABC):
             identity |= self.trainer.checkpoint_identity()
         if normalizes := ", ".join(f.name for f in self.transition.statistics):
             identity["normalization"] = normalizes
+        told = self._callbacks, self.env_attributes
         places = environment_text(self.actors.evaluation), environment_text(self.actors.training)
         folder = self.options.run_dir
         elsewhere = "" if is_own(self.options.checkpoint_dir, folder) else str(folder.resolve())
-        self._state = RunState(identity, self.trainer, experience, self._callbacks, *places, elsewhere)
+        self._state = RunState(identity, self.trainer, experience, *told, *places, elsewhere)
         best = None
         if self.options.resume:
             self.counters, best = self._state.load(self.options.checkpoint_dir)
@@ -404,7 +408,7 @@ class Run(abc.ABC):
             wsq,
             timeout_s=self._timeout_s,
             shared_warnings=self._shared_warnings,
-            statistics=None if self._statistics is None else self._statistics.snapshot,
+            notices=Notices(None if self._statistics is None else self._statistics.snapshot, self.env_attributes.queue),
             ray=self._ray,
         )
 
@@ -669,6 +673,7 @@ class Run(abc.ABC):
 
     def _close_evaluations(self) -> None:
         self._evaluation_envs.close()
+        self.env_attributes.close()
         if "_evaluator" in self.__dict__:  # the run has begun
             self._evaluator.end_process()
 

@@ -102,6 +102,19 @@ class Context:
             )
         report.further[name] = float(value)
 
+    @property
+    def env_attributes(self) -> Mapping[str, Any]:
+        """What `set_env_attributes` has set."""
+        return self._run.env_attributes.values
+
+    def set_env_attributes(self, **values: Any) -> None:
+        """Set attributes of the Actors' environments."""
+        self._run.env_attributes.set(values)
+        self._run.report.say(
+            f"From step {self.env_steps:,} on, the environments of the Actors have "
+            f"{', '.join(f'{name}={value!r:.100}' for name, value in values.items())}."
+        )
+
     def policy(self) -> SavedPolicy:
         """A copy of the present policy."""
         from pearl.policy.loading import acting_of

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pearl.algorithms.trainer import Trainer, TrainerLike
-from pearl.errors import CheckpointError
+from pearl.errors import CheckpointError, ConfigurationError
 from pearl.runtime.callback_calls import CallbackCalls
 from pearl.runtime.checkpoint import CheckpointState, load_checkpoint, save_checkpoint
 from pearl.runtime.checkpoint_files import Tensors, is_count, refuse, saved_count
+from pearl.runtime.env_attributes import EnvAttributes
 from pearl.runtime.experience import Experience, part
 from pearl.runtime.trainer_state import (
     RANDOM_GROUP,
@@ -35,6 +36,7 @@ logger = logging.getLogger("pearl.runtime")
 _RETURN_WINDOW = 100
 BEST_PREFIX = "best-"  # prefix of the best weights' tensor groups and scalars; no attribute has a hyphen
 _CALLBACKS = "callbacks"  # the scalar with their states, as JSON
+_ATTRIBUTES = "env_attributes"  # the scalar with what callbacks set in the environments, as JSON
 _BEST_SCALARS = ("mean", "episodes", "env_steps", "gradient_steps")
 _EVALUATED_IN = f"{BEST_PREFIX}evaluated_in"
 _TRAINED_IN = "trained_in"
@@ -104,13 +106,19 @@ def _saved_returns(text: object, episodes: int, where: Path) -> list[float]:
     return returns
 
 
-def _saved_states(text: object, where: Path) -> dict[str, Any]:
-    """The saved states of callbacks, by name."""
+def _saved_object(text: object) -> dict[str, Any] | None:
+    """The JSON object that was saved as a text; None if it is none."""
     try:
         found: Any = json.loads(text) if isinstance(text, str) else None
     except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict) or not all(isinstance(state, dict) for state in found.values()):
+    return found if isinstance(found, dict) else None
+
+
+def _saved_states(text: object, where: Path) -> dict[str, Any]:
+    """The saved states of callbacks, by name."""
+    found = _saved_object(text)
+    if found is None or not all(isinstance(state, dict) for state in found.values()):
         refuse(where, _CALLBACKS, "JSON with the state of each callback", text)
     return found
 
@@ -149,6 +157,7 @@ class RunState:
     trainer: TrainerLike
     experience: Experience
     callbacks: CallbackCalls | None = None
+    env_attributes: EnvAttributes | None = None
     evaluated_in: str = ""
     trained_in: str = ""
     run_folder: str = ""
@@ -159,6 +168,8 @@ class RunState:
         scalars = {**counters.to_scalars(), **own}
         if self.callbacks is not None:
             scalars[_CALLBACKS] = self.callbacks.states()
+        if self.env_attributes is not None and (attributes := self.env_attributes.values):
+            scalars[_ATTRIBUTES] = json.dumps(attributes)
         scalars |= stated_rates(self.trainer)
         scalars |= {_TRAINED_IN: self.trained_in} if self.trained_in else {}
         scalars |= {RUN_FOLDER: self.run_folder} if self.run_folder else {}
@@ -196,9 +207,24 @@ class RunState:
         if hasattr(self.trainer, "gradient_steps"):
             self.trainer.gradient_steps = counters.gradient_steps
         self.experience.load(state.arrays, state.counters, directory)
+        if self.env_attributes is not None and (saved := state.counters.get(_ATTRIBUTES)) is not None:
+            if (attributes := _saved_object(saved)) is None:
+                refuse(directory, _ATTRIBUTES, "a JSON object", saved)
+            self._set_attributes(self.env_attributes, attributes, directory)
         if self.callbacks is not None:
             self.callbacks.load_states(_saved_states(state.counters.get(_CALLBACKS, "{}"), directory))
         return counters, best
+
+    @staticmethod
+    def _set_attributes(actors: EnvAttributes, saved: Mapping[str, Any], where: Path) -> None:
+        try:
+            actors.set(saved)
+        except ConfigurationError as error:
+            raise CheckpointError(
+                f"The checkpoint in {where} is of a run whose callbacks set attributes of its environments, which "
+                f"cannot be set in these: {error} Resume with the environment that it was trained in, or start "
+                "without --resume."
+            ) from error
 
     def _saved_best(self, state: CheckpointState, counters: Counters, where: Path) -> Best | None:
         tensors, scalars = part(state.tensors, BEST_PREFIX), part(state.counters, BEST_PREFIX)
@@ -242,6 +268,7 @@ class RunState:
         known = {
             *vars(Counters()),
             _CALLBACKS,
+            _ATTRIBUTES,
             _EVALUATED_IN,
             _TRAINED_IN,
             RUN_FOLDER,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import time
 
-import numpy as np
-
 from pearl.actors.actor import ActorSetup
+from pearl.actors.notices import NO_NOTICES, Notices
 from pearl.actors.rollout_actor import make_actor
 from pearl.ipc.queues import WeightSyncQueue
 from pearl.runtime.queues import DataCollectionQueue
@@ -21,15 +20,15 @@ class InlineActor:
         setup: ActorSetup,
         dcq: DataCollectionQueue,
         wsq: WeightSyncQueue,
-        statistics: WeightSyncQueue | None = None,
+        notices: Notices = NO_NOTICES,
     ) -> None:
         if setup.spec.vectorization == "async":  # the same transitions, without processes
             setup = dataclasses.replace(setup, spec=dataclasses.replace(setup.spec, vectorization="sync"))
         self._setup, self._dcq = setup, dcq
         # Its own reader: a shared one would return each version only to the first that polls.
         self._wsq = wsq.reader()
-        self._statistics = None if statistics is None else statistics.reader()
-        self._actor = make_actor(setup)
+        self._notices = notices.reader()
+        self._actor = make_actor(dataclasses.replace(setup, env_attributes=self._notices.newest_attributes()))
 
     def run_once(self) -> bool:
         """Collect a message, if there is room."""
@@ -37,8 +36,7 @@ class InlineActor:
             return False
         if (weights := self._wsq.poll()) is not None:
             self._actor.load_weights(weights, self._wsq.version)
-        if self._statistics is not None and (flat := self._statistics.poll()) is not None:
-            self._actor.load_statistics(flat.view(np.float64))
+        self._notices.tell(self._actor)
         message = self._dcq.reserve()
         assert message is not None
         start = time.perf_counter()
@@ -53,7 +51,7 @@ class InlineActor:
         while self._dcq.peek() is not None:
             self._dcq.release()
         setup = dataclasses.replace(self._setup, env_steps=env_steps, restarts=env_steps)
-        return InlineActor(setup, self._dcq, self._wsq, self._statistics)
+        return InlineActor(setup, self._dcq, self._wsq, self._notices)
 
     def close(self) -> None:
         """Close its environments."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pearl.actors.actor import ActorSetup
+from pearl.actors.notices import Notices
 from pearl.actors.process import ActorGroup
 from pearl.actors.shared_warnings import SharedWarnings
 from pearl.atomic_file import replace_file
@@ -82,7 +83,7 @@ class Supervisor:
         *,
         timeout_s: float,
         shared_warnings: SharedWarnings,
-        statistics: WeightSyncQueue | None = None,
+        notices: Notices,
         ray: str | RayBridge | None = None,
     ) -> None:
         """Start an actor for each queue: a spawned process, or in serial mode an inline one.
@@ -90,14 +91,14 @@ class Supervisor:
         With `ray`, the address of a cluster or the connection with it, they run on its nodes.
         """
         if self._serial:
-            self._inline = [InlineActor(s, q, wsq, statistics) for s, q in zip(setups, dcqs, strict=True)]
+            self._inline = [InlineActor(s, q, wsq, notices) for s, q in zip(setups, dcqs, strict=True)]
         else:
             processes, most_deaths = None, 3
             if ray is not None:
                 from pearl.remote.group import RemoteProcesses, most_remote_deaths
 
                 most_deaths = most_remote_deaths(len(setups))
-                processes = RemoteProcesses(ray, setups, dcqs, wsq, statistics)
+                processes = RemoteProcesses(ray, setups, dcqs, wsq, notices)
             self._group = ActorGroup(
                 setups,
                 dcqs,
@@ -105,7 +106,7 @@ class Supervisor:
                 timeout_s=timeout_s or math.inf,
                 most_deaths=most_deaths,
                 shared_warnings=shared_warnings,
-                statistics=statistics,
+                notices=notices,
                 processes=processes,
             )
 
