@@ -29,6 +29,9 @@ class DataFlow(Protocol):
     def begin(self, counters: Counters) -> None:
         """Use `counters`, which the run updates; a resumed run has them from its checkpoint."""
 
+    def pretrain(self, batches: int) -> None:
+        """Train so many batches before anything is collected; ConfigurationError where that is not possible."""
+
     def collection_allowed(self) -> bool:
         """Whether more transitions may be collected now."""
 
@@ -71,6 +74,10 @@ class OnPolicy:
     def begin(self, counters: Counters) -> None:
         """Use `counters`."""
         self._counters = counters
+
+    def pretrain(self, batches: int) -> None:
+        """Never: rollouts are those of the present policy."""
+        raise ConfigurationError("On-policy training has nothing to pretrain on: it learns from its own rollouts.")
 
     def collection_allowed(self) -> bool:
         """Always: full queues hold the actors back."""
@@ -133,6 +140,10 @@ class OffPolicy:
         """Use `counters`."""
         self._counters = counters
         self._ratio = ReplayRatio(self._train, counters, self._lead)
+
+    def pretrain(self, batches: int) -> None:
+        """Train `batches` first: collection waits, and they do not count for the replay ratio."""
+        self._ratio.pretrain(batches)
 
     def collection_allowed(self) -> bool:
         """By the replay ratio: collection must not lead training by too much."""

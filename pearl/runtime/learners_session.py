@@ -43,7 +43,8 @@ class _NoSlots:
 class LearnersSession(Session):
     """One run of a generated program: a context manager, then `make_learners`, `attach_learners`, `launch`, the loop.
 
-    Raises ConfigurationError for --serial, --bench and --recompose, which are for programs of one Learner.
+    Raises ConfigurationError for --serial, --bench, --recompose and --transitions-from, which are for programs of one
+    Learner.
     """
 
     def __init__(
@@ -59,11 +60,11 @@ class LearnersSession(Session):
         learners: LearnersSpec,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        for option in ("serial", "bench", "recompose"):
+        for option in ("serial", "bench", "recompose", "transitions_from"):
             if getattr(options, option):
                 raise ConfigurationError(
-                    f"--{option} is for programs of one Learner; this one has {learners.count}. Leave it out, or "
-                    "compose with one Learner (set_learners(1))."
+                    f"--{option.replace('_', '-')} is for programs of one Learner; this one has {learners.count}. "
+                    "Leave it out, or compose with one Learner (set_learners(1))."
                 )
         super().__init__(
             program,

@@ -49,6 +49,8 @@ class Options:
     drift_seconds: float = 60.0
     ray: str | None = None  # the address of a Ray cluster for the actors, "local" for one of this machine alone
     weights_from: Path | None = None  # a run folder or weights file with the networks to start with
+    transitions_from: Path | None = None  # a run folder or file of steps to fill the replay with
+    pretrain: int = 0
     program: Path | None = None  # the program's own file
 
 
@@ -191,6 +193,20 @@ def parse_options(
         help="start with the networks of another run: its folder, for its best weights if it has some, or a file of "
         "weights; with --resume the checkpoint's count",
     )
+    add(
+        "--transitions-from",
+        type=_path,
+        metavar="DATA",
+        help="start with a replay of given transitions: the folder of another run, or an .npz file of steps; with "
+        "--resume the checkpoint's count",
+    )
+    add(
+        "--pretrain",
+        type=_whole,
+        default=0,
+        metavar="N",
+        help="with --transitions-from: train N batches of them before the Actors collect (default: %(default)s)",
+    )
     add("--serial", action="store_true", help="one thread, deterministic to the bit for a seed")
     add(
         "--bench",
@@ -302,6 +318,10 @@ def parse_options(
             parser.error(f"--bench-{name} belongs to --bench: give both")
     if a.bench_paced and a.bench_both:
         parser.error("--bench-both measures what --bench-paced does, and more: leave one of them out")
+    if a.pretrain and a.transitions_from is None:
+        parser.error("--pretrain trains on the transitions of --transitions-from: give both")
+    if a.transitions_from is not None and a.bench:
+        parser.error("--transitions-from has no use with --bench, whose transitions are random: leave one of them out")
     if a.eval_beside and (a.serial or a.bench):
         without = "a run in one thread" if a.serial else "--bench, which evaluates nothing"
         parser.error(f"--eval-beside has no use with {without}: leave one of them out")
@@ -336,5 +356,7 @@ def parse_options(
         drift_seconds=a.drift_seconds,
         ray=a.ray,
         weights_from=None if a.weights_from is None else a.weights_from.absolute(),
+        transitions_from=None if a.transitions_from is None else a.transitions_from.absolute(),
+        pretrain=a.pretrain,
         program=None if program is None else Path(program).resolve(),
     )

@@ -29,6 +29,7 @@ class ReplayRatio:
 
     def __init__(self, train: TrainSpec, counters: Counters, lead_rows: int) -> None:
         self._train, self._counters, self._lead_rows = train, counters, lead_rows
+        self._pretraining = 0  # samples
         self._starts = first_batch(train)
         self._limiter = RateLimiter(1.0)
         self._known = (0, 0)  # counts that the limiter has: stored, sampled
@@ -43,6 +44,10 @@ class ReplayRatio:
         if counters.stored > self._starts:
             counters.ratio_stored, counters.ratio_samples = counters.stored, counters.samples
         self._configure()
+
+    def pretrain(self, batches: int) -> None:
+        """Train the first `batches` of the run before anything is collected; they do not count."""
+        self._pretraining = batches * self._train.batch_size
 
     def _configure(self) -> None:
         ratio, batch = self._train.replay_ratio, self._train.batch_size
@@ -64,8 +69,16 @@ class ReplayRatio:
             self._known = counts
         return self._limiter
 
+    def _pretraining_left(self) -> int:
+        """Batches of the pretraining that are not trained yet."""
+        counters = self._counters
+        counters.ratio_samples = max(counters.ratio_samples, min(counters.samples, self._pretraining))
+        return max(0, self._pretraining - counters.samples) // self._train.batch_size
+
     def batches_allowed(self) -> int:
         """Batches that may be trained now; large if the ratio is infinite."""
+        if left := self._pretraining_left():
+            return left
         limiter, batch = self._counted(), _UNITS * self._train.batch_size
         if not limiter.can_sample(batch):
             return 0
@@ -74,12 +87,19 @@ class ReplayRatio:
 
     def collection_allowed(self) -> bool:
         """Whether more transitions may be collected now."""
+        if self._pretraining_left():
+            return False
         return self._counted().can_insert(self._counters.collected - self._counters.stored)
 
     @property
     def achieved(self) -> float:
-        """Samples trained per transition stored since learning started, but for those with other goals."""
-        return self._train.rows_per_step * self._counters.samples / max(1, self._counters.stored - self._starts)
+        """Samples trained per transition stored, but for those with other goals.
+
+        Since learning started, or since the ratio was last changed; not those that the run was given.
+        """
+        counters = self._counters
+        samples = counters.samples - counters.ratio_samples
+        return self._train.rows_per_step * samples / max(1, counters.stored - max(self._starts, counters.ratio_stored))
 
 
 def first_batch(train: TrainSpec) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pearl.algorithms.on_policy import OnPolicyTrainer, present_policy, rollout_transition
 from pearl.callbacks.protocol import Callback
-from pearl.errors import PearlError
+from pearl.errors import ConfigurationError, PearlError
 from pearl.ipc.queues import Bell, ColumnQueue, WeightSyncQueue
 from pearl.learner.protocol import RolloutLearner
 from pearl.recorder import Event, Recorder
@@ -45,6 +45,11 @@ class RolloutSession(Run):
         train: TrainSpec,
         callbacks: Sequence[Callback] = (),
     ) -> None:
+        if options.transitions_from is not None:
+            raise ConfigurationError(
+                f"--transitions-from gives transitions to a replay; {trainer_class.__name__} learns from rollouts of "
+                "its present policy and has none. Leave it out."
+            )
         self.rollout = rollout
         check_minibatches(rollout, actors, train)
         rows = rollout.horizon * actors.env_count

@@ -311,6 +311,8 @@ class Run(abc.ABC):
             )
         elif self._bench is not None:
             self._fill()
+        if self.options.transitions_from is not None and not self.options.resume:
+            self._give(self.options.transitions_from)
         if self.transition.statistics:
             assert isinstance(self.trainer, Trainer)
             self._statistics = RunStatistics(self.transition, self.trainer)
@@ -387,6 +389,9 @@ class Run(abc.ABC):
 
     def _fill(self) -> None:  # noqa: B027
         """Before a benchmark: provide the data that training needs at once, if any."""
+
+    def _give(self, path: Path) -> None:  # noqa: B027
+        """Put the transitions at `path` into the replay, if there is one."""
 
     def _after(self, interval: int) -> int:
         return (self.counters.env_steps // interval + 1) * interval

@@ -9,14 +9,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from pearl.actors.actor import check_messages_fit, message_rows
+from pearl.actors.actor import ActorSetup, check_messages_fit, message_rows
 from pearl.actors.hindsight import check_hindsight
 from pearl.algorithms.trainer import Trainer, transition_of
 from pearl.callbacks.protocol import Callback
+from pearl.errors import ConfigurationError
 from pearl.replay.frames import check_shared
 from pearl.replay.protocol import ReplayManager
 from pearl.replay.requests import ReplayRequestQueue
@@ -27,12 +29,13 @@ from pearl.runtime.collection import CollectionBuffer
 from pearl.runtime.data_flow import DataFlow, OffPolicy
 from pearl.runtime.data_storage import HostDataStorage, make_storage
 from pearl.runtime.experience import HostStorage, ReplayExperience
+from pearl.runtime.given_transitions import given_transitions
 from pearl.runtime.options import Options
 from pearl.runtime.replay_ratio import first_batch
 from pearl.runtime.reporting import Program
 from pearl.runtime.run import Run
 from pearl.runtime.workers import LearnerSide, TrainingLoop
-from pearl.spec import ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
+from pearl.spec import REWARD, ActorSpec, ReplaySpec, TrainSpec, TransitionSpec
 
 _STAGES = 1000  # of a schedule over the run: to set each costs some 10 us
 
@@ -99,6 +102,8 @@ class Session(Run):
         self._exponents = self._make_exponents(replay)
         self._replay, self._storage = replay, storage
         self._begin(ReplayExperience(replay, storage, lambda: self._beta), storage, identity)
+        if self.options.pretrain:
+            self._data_flow.pretrain(self.options.pretrain)
 
     def _fill(self) -> None:
         self.report.say("Filling the replay with random transitions ...")
@@ -114,6 +119,31 @@ class Session(Run):
             )
         )
         self.counters.filled(max(rows, first_batch(self.train)))
+
+    def _give(self, path: Path) -> None:
+        spec, train = self.replay_spec, self.train
+        given = given_transitions(path, self.transition, self.action_space, train.n_step, train.gamma, spec.capacity)
+        for columns in given.chunks:
+            self._replay.insert(self._storage.insert(columns, len(columns[REWARD])))
+        self.counters.filled(given.rows)
+        note = f" ({given.note})" if given.note else ""
+        self.report.say(f"Starting with {given.rows:,} transitions of {path}{note}.")
+        if self.options.pretrain:
+            if given.rows < train.batch_size or spec.max_times_sampled:
+                raise ConfigurationError(
+                    f"--pretrain needs as many transitions as a batch has ({train.batch_size:,}), which may be sampled "
+                    f"any number of times; found {given.rows:,}, with max_times_sampled={spec.max_times_sampled}."
+                )
+            self.report.say(f"Training {self.options.pretrain:,} batches of them before the Actors collect.")
+
+    def _actor_setups(self, count: int) -> list[ActorSetup]:
+        """Given transitions take the place of random steps: the policy has learned something before."""
+        made, train, counters = super()._actor_setups(count), self.train, self.counters
+        given = counters.collected // train.rows_per_step - counters.env_steps  # also in a run that is resumed
+        if self._bench is not None or given <= 0:
+            return made
+        train = dataclasses.replace(train, learning_starts=max(0, train.learning_starts - given))
+        return [dataclasses.replace(setup, train=train) for setup in made]
 
     def _make_exponents(self, replay: ReplayManager) -> ScheduledExponents:
         spec = self.replay_spec
