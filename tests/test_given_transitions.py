@@ -312,8 +312,7 @@ def test_a_program_starts_with_them_and_resume_goes_on_from_its_own(tmp_path: Pa
     assert code == 0, said
     assert f"Starting with 500 transitions of {tmp_path / 'steps.npz'}." in said
     assert "Training 30 batches of them before the Actors collect." in said
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["gradient_steps"] > 30
+    assert json.loads((tmp_path / "run/summary.json").read_text())["gradient_steps"] > 30
     code, said = run(program, *command, *given, "--resume", "--timesteps", "80")
     assert code == 0, said
     assert "Starting with" not in said
@@ -344,6 +343,26 @@ def test_given_transitions_take_the_place_of_random_steps(
     session.counters = Counters(collected=collected, env_steps=env_steps)
     assert [setup.train.learning_starts for setup in session._actor_setups(2)] == [random_steps] * 2
     session.report.close(None, None, None)
+
+
+def test_training_on_data_alone_is_evaluated_and_goes_on(tmp_path: Path, quick_profiles: None) -> None:
+    program = make_program(tmp_path, training={"batch_size": 16})
+    rng = np.random.default_rng(0)
+    steps = {"observations": rng.normal(size=(60, 4)), "actions": rng.integers(0, 2, 60), "rewards": np.ones(60)}
+    np.savez(tmp_path / "steps.npz", **steps, terminations=np.arange(60) % 10 == 9)
+    command = ("--timesteps", "0", "--eval-episodes", "2", "--run-dir", str(tmp_path / "run"))
+    command = (*command, "--transitions-from", str(tmp_path / "steps.npz"), "--pretrain")
+    for batches, further in ((30, ()), (50, ("--resume",))):
+        code, said = run(program, *command, str(batches), *further)
+        assert code == 0, said
+        assert "nothing is trained" not in said
+        assert "will not train" not in said
+        summary = json.loads((tmp_path / "run/summary.json").read_text())
+        assert (summary["gradient_steps"], summary["env_steps"]) == (batches, 0)
+    kinds = [line.split(",")[2] for line in (tmp_path / "run/evaluations.csv").read_text().splitlines()]
+    assert kinds.count("progress") == 2  # one when each pretraining ended
+    code, said = run(program, *command, "50", "--resume")
+    assert "has done: nothing is trained" in said
 
 
 def test_programs_without_a_replay_of_their_own_refuse_them(tmp_path: Path) -> None:

@@ -205,7 +205,8 @@ def parse_options(
         type=_whole,
         default=0,
         metavar="N",
-        help="with --transitions-from: train N batches of them before the Actors collect (default: %(default)s)",
+        help="with --transitions-from: train N batches of them before the Actors collect; with --timesteps 0 nothing "
+        "else (default: %(default)s)",
     )
     add("--serial", action="store_true", help="one thread, deterministic to the bit for a seed")
     add(

@@ -297,7 +297,7 @@ class Run(abc.ABC):
         if self.options.resume:
             self.counters, best = self._state.load(self.options.checkpoint_dir)
             self.report.say(f"Resumed from {self.options.checkpoint_dir} at step {self.counters.env_steps:,}.")
-            if not self.options.bench and self.counters.env_steps >= self.options.timesteps:
+            if not self.options.bench and self._has_ended():
                 self.report.say(
                     f"--timesteps {self.options.timesteps:,} counts the steps of the whole run, which that checkpoint "
                     "has done: nothing is trained. Give more."
@@ -318,7 +318,8 @@ class Run(abc.ABC):
             self._statistics = RunStatistics(self.transition, self.trainer)
         self._steps_before = self.counters.gradient_steps
         self._data_flow.begin(self.counters)
-        if self._bench is None and (warning := self._data_flow.training_absent(self.options.timesteps)):
+        trains = self._bench is not None or self._is_pretraining()
+        if not trains and (warning := self._data_flow.training_absent(self.options.timesteps)):
             logger.warning("%s", warning)
         if self._bench is None and self.options.until_return is not None and not self.options.eval_episodes:
             goal = f"{self.options.until_return:g}"
@@ -392,6 +393,14 @@ class Run(abc.ABC):
 
     def _give(self, path: Path) -> None:  # noqa: B027
         """Put the transitions at `path` into the replay, if there is one."""
+
+    def _is_pretraining(self) -> bool:
+        """Whether given transitions are still to be trained on, before anything is collected."""
+        return False
+
+    def _has_ended(self) -> bool:
+        """Whether all that was asked for is done."""
+        return self.counters.env_steps >= self.options.timesteps and not self._is_pretraining()
 
     def _after(self, interval: int) -> int:
         return (self.counters.env_steps // interval + 1) * interval
@@ -487,7 +496,7 @@ class Run(abc.ABC):
         self._watch_drift()
         if self._bench is not None:
             self._advance(self._bench)
-        ended = not self.options.bench and self.counters.env_steps >= self.options.timesteps
+        ended = not self.options.bench and self._has_ended()
         due = [] if supervisor.stop_reason else self._due(ended)
         if ended and not due:
             supervisor.stop("all steps done")

@@ -61,6 +61,7 @@ class Session(Run):
             bench = Benchmark.with_replay(options, replay, train)
             train = dataclasses.replace(train, replay_ratio=bench.ratio)
         self.replay_spec, self._beta = replay, math.nan
+        self._evaluates_pretraining = False
         self._stage, self._loop = -1, cast("TrainingLoop | None", None)
         check_messages_fit(replay, actors, train)
         super().__init__(
@@ -102,8 +103,9 @@ class Session(Run):
         self._exponents = self._make_exponents(replay)
         self._replay, self._storage = replay, storage
         self._begin(ReplayExperience(replay, storage, lambda: self._beta), storage, identity)
-        if self.options.pretrain:
+        if self._is_pretraining():
             self._data_flow.pretrain(self.options.pretrain)
+            self._evaluates_pretraining = True
 
     def _fill(self) -> None:
         self.report.say("Filling the replay with random transitions ...")
@@ -135,6 +137,9 @@ class Session(Run):
                     f"any number of times; found {given.rows:,}, with max_times_sampled={spec.max_times_sampled}."
                 )
             self.report.say(f"Training {self.options.pretrain:,} batches of them before the Actors collect.")
+
+    def _is_pretraining(self) -> bool:
+        return self.counters.samples < self.options.pretrain * self.train.batch_size
 
     def _actor_setups(self, count: int) -> list[ActorSetup]:
         """Given transitions take the place of random steps: the policy has learned something before."""
@@ -249,3 +254,6 @@ class Session(Run):
         self.report.td_error = td_error
         self._flow.trained(iterations, batch)
         self._telemetry.trained()
+        if self._evaluates_pretraining and not self._is_pretraining():
+            self._evaluates_pretraining = False
+            self._next_evaluation = self.counters.env_steps
