@@ -4,7 +4,7 @@ CartPole-v1 by a DQN of two hidden layers of 64, with random actions at a rate o
 path of its transitions in a run: the DCQ, the host's buffer, the Data Storage. Stable-Baselines3's is the loop of its
 DQN with gradient steps switched off, including its replay buffer. One thread each, on one core, taking turns.
 
-"One by one" is Gymnasium's `SyncVectorEnv`, the composer's default. "As one vector" is the environment's own vector
+"One by one" is `vectorization="sync"`, the composer's default. "As one vector" is the environment's own vector
 class, which Stable-Baselines3 does not accept. "Ours in torch" is the same actor with its policy in torch. "While
 training": the composed program on all cores with one actor and half a gradient step (batch 64) per environment step;
 Stable-Baselines3's `learn()` with as many gradient steps, on the same cores. The time to start counts from the spawning

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from programs import ONE_CPU, CsvPair, described
 from test_actor import GAMMA, CountEnv, collect, joined, setup_of, sorted_rows
@@ -134,6 +136,100 @@ def test_observations_that_shared_memory_would_change_are_refused(
     assert check_env(pixels()).reset()[0].shape == (2, 3)
     with pytest.raises(EnvError, match=r"an observation of shape \(3, 2\); its observation space says \(2, 3\)"):
         check_env(pixels(shape=(3, 2))).reset()
+
+
+class Ragged(gym.Env[Any, Any]):
+    """Episodes of random lengths, terminated or truncated, with masks of random actions, and observations of parts."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Dict(number=spaces.Discrete(3), values=spaces.Box(0, 255, (2, 2), np.uint8))
+        self.action_space = spaces.Discrete(4)
+
+    def _seen(self) -> tuple[Any, dict[str, Any]]:
+        rng = self.np_random
+        values = rng.integers(0, 256, (2, 2), np.uint8)
+        return {"number": int(rng.integers(3)), "values": values}, {"action_mask": rng.random(4) < 0.8, "more": 1}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._seen()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, info = self._seen()
+        return obs, float(self.np_random.random()), bool(self.np_random.random() < 0.1), action == 3, info
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", Ragged])
+def test_environments_in_turn_do_what_gymnasiums_vector_does(env: Any) -> None:
+    spec = ActorSpec(env, envs_per_actor=3)
+    ours = make_vector_env(spec)
+    theirs = SyncVectorEnv([functools.partial(one_of_singles, spec)] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+    assert type(ours).step is not SyncVectorEnv.step
+    try:
+        ours.action_space.seed(0)
+        first = [vector.reset(seed=5) for vector in (ours, theirs)]
+        steps = [ours.action_space.sample() for _ in range(300)]
+        for found in (first, *([vector.step(action) for vector in (ours, theirs)] for action in steps)):
+            assert_same(*found)
+    finally:
+        ours.close()
+        theirs.close()
+
+
+def one_of_singles(spec: ActorSpec) -> gym.Env[Any, Any]:
+    (env,) = make_single_envs(spec, 1)
+    return env
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """Alike to the bit, with the same types."""
+    assert type(ours) is type(theirs)
+    if isinstance(ours, dict):
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            assert_same(ours[name], theirs[name])
+    elif isinstance(ours, tuple) or (isinstance(ours, np.ndarray) and ours.dtype == object):
+        for pair in zip(ours, theirs, strict=True):
+            assert_same(*pair)
+    else:
+        np.testing.assert_array_equal(ours, theirs)
+        assert np.asarray(ours).dtype == np.asarray(theirs).dtype
+
+
+GROWING = """
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+class Growing(gym.Env):
+    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
+    made = 0
+
+    def __init__(self, sizes):
+        self.size = int(sizes[type(self).made % 2])
+        type(self).made += 1
+
+    def reset(self, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(self.size, np.float32), 0.0, False, False, {}
+"""
+
+
+def test_an_observation_of_another_shape_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "growing.py").write_text(GROWING)
+    monkeypatch.syspath_prepend(tmp_path)
+    growing = importlib.import_module("growing").Growing
+    for sizes in ("23", "33"):  # one of the environments, or all
+        envs = make_vector_env(ActorSpec(growing, env_kwargs={"sizes": sizes}), 2)
+        try:
+            envs.reset()
+            with pytest.raises(EnvError, match=r"Growing.* of shape \(3,\); its observation space says \(2,\)"):
+                envs.step(np.zeros(2, np.int64))
+        finally:
+            envs.close()
 
 
 # --- on-policy ---

@@ -13,7 +13,7 @@ import difflib
 import functools
 import importlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -31,6 +31,7 @@ from pearl.actors.observations import (
     one_of,
     prepare_env,
     prepare_vector,
+    require_shape,
 )
 from pearl.errors import EnvError
 from pearl.spec import ACTION_MASK, ActorSpec, Scalar
@@ -121,31 +122,104 @@ def _only_mask(info: dict[str, Any]) -> dict[str, Any]:
     return {ACTION_MASK: info[ACTION_MASK]} if ACTION_MASK in info else {}
 
 
+class _InTurn(gym.vector.SyncVectorEnv):
+    """Gymnasium's vector that steps one environment after the other, with less work of its own in a step.
+
+    Gymnasium writes each number into an array, looks at each info, and copies all arrays: that takes a third as long as
+    the step of a cheap environment. Observations are prepared, so that those of all are one array.
+    """
+
+    def __init__(self, makes: Sequence[Callable[[], gym.Env[Any, Any]]]) -> None:
+        super().__init__(makes, autoreset_mode=AutoresetMode.SAME_STEP)
+        self.spec = self.envs[0].spec
+        space = self.single_observation_space
+        self._shape, self._dtype = (len(makes), *(space.shape or ())), space.dtype
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        observations, rewards, terminations, truncations = [], [], [], []
+        infos: dict[str, Any] = {}
+        for index, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
+            obs, reward, terminated, truncated, info = env.step(action)
+            if terminated or truncated:
+                infos = self._add_info(infos, {"final_obs": obs, "final_info": info}, index)
+                obs, info = env.reset()
+            if info:
+                infos = self._add_info(infos, info, index)
+            observations.append(obs)
+            rewards.append(reward)
+            terminations.append(bool(terminated))
+            truncations.append(bool(truncated))
+        return (
+            self._together(observations),
+            np.array(rewards, np.float64),
+            np.array(terminations, np.bool_),
+            np.array(truncations, np.bool_),
+            infos,
+        )
+
+    def _together(self, observations: list[Any]) -> np.ndarray:
+        """The observations as one array; EnvError for one of another shape."""
+        try:
+            found = np.array(observations, self._dtype)
+        except ValueError:
+            found = np.empty(0)
+        if found.shape != self._shape:
+            for obs in observations:
+                require_shape(obs, self._shape[1:], name_of(self.spec))
+        return found
+
+
 class _OfSingles(Vectorization):
-    """Gymnasium's vectors of environments that are each made by `gymnasium.make`."""
+    """Vectors of environments that are each made by `gymnasium.make`."""
 
     steps_singles = True
 
-    def __init__(self, mode: str, *further: Any, **vector_kwargs: Any) -> None:
-        self._mode, self._further, self._vector_kwargs = mode, further, vector_kwargs
+    def _wrappers(self, spec: ActorSpec, check: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]]) -> list[Any]:
+        given: list[Any] = [functools.partial(_applied, *wrapped) for wrapped in spec.wrapped]
+        return [*given, mask_env, _ForVector, prepare_env, check]
+
+    def make_single(self, spec: ActorSpec, count: int) -> list[gym.Env[Any, Any]]:
+        return _SYNC.singles(spec, count)
+
+
+class _Sync(_OfSingles):
+    """One after the other."""
 
     def make(self, spec: ActorSpec, count: int) -> AnyVector:
-        wrappers: list[Any] = [functools.partial(_applied, *wrapped) for wrapped in spec.wrapped]
-        wrappers += [mask_env, _ForVector, prepare_env, *self._further]
+        return _InTurn(self._makes(spec, count))
+
+    def singles(self, spec: ActorSpec, count: int) -> list[gym.Env[Any, Any]]:
+        """The environments of such a vector."""
+        return [make() for make in self._makes(spec, count)]
+
+    def _makes(self, spec: ActorSpec, count: int) -> list[Callable[[], gym.Env[Any, Any]]]:
+        named = _named(spec)
+        found = environment_of(spec) or named  # Gymnasium says each time that a name is of an old version
+        return [functools.partial(self._one, spec, found if index else named) for index in range(count)]
+
+    def _one(self, spec: ActorSpec, named: str | EnvSpec) -> gym.Env[Any, Any]:
         options: dict[str, Any] = dict(spec.env_kwargs)
+        env: gym.Env[Any, Any] = gym.make(named, **options)
+        for wrap in self._wrappers(spec, check_whole_numbers):
+            env = wrap(env)
+        return env
+
+
+class _Async(_OfSingles):
+    """Each in a process."""
+
+    def make(self, spec: ActorSpec, count: int) -> AnyVector:
+        options: dict[str, Any] = dict(spec.env_kwargs)
+        # "spawn": the process may have threads, which a fork would leave in any state. Actors copy observations
+        # themselves.
         return gym.make_vec(
             _named(spec),
             num_envs=count,
-            vectorization_mode=self._mode,
-            vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP, **self._vector_kwargs},
-            wrappers=wrappers,
+            vectorization_mode="async",
+            vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP, "context": "spawn", "copy": False},
+            wrappers=self._wrappers(spec, check_env),
             **options,
         )
-
-    def make_single(self, spec: ActorSpec, count: int) -> list[gym.Env[Any, Any]]:
-        vector = _SYNC.make(spec, count)
-        assert isinstance(vector, gym.vector.SyncVectorEnv)
-        return list(vector.envs)
 
 
 def _applied(wrapper: Callable[..., Any], options: Mapping[str, Scalar], env: gym.Env[Any, Any]) -> Any:
@@ -349,12 +423,10 @@ class ResetInStep(AnyVectorWrapper):
         return obs, reward, terminated, truncated, info
 
 
-_SYNC = _OfSingles("sync", check_whole_numbers)
-
-# "spawn": the process may have threads, which a fork would leave in any state. Actors copy observations themselves.
+_SYNC = _Sync()
 VECTORIZATIONS: Mapping[str, Vectorization] = {
     "sync": _SYNC,
-    "async": _OfSingles("async", check_env, context="spawn", copy=False),
+    "async": _Async(),
     "vector_entry_point": _Own(),
     "envpool": _EnvPool(),
     "atari": _Atari(),
