@@ -325,6 +325,23 @@ def test_a_program_starts_with_them_and_resume_goes_on_from_its_own(tmp_path: Pa
     assert "Traceback" not in said
 
 
+def test_a_run_may_take_the_place_of_the_one_that_gives_and_leaves_it_alone_if_it_fails(
+    tmp_path: Path, quick_profiles: None
+) -> None:
+    program = make_program(tmp_path, training={"learning_starts": 100, "batch_size": 16})
+    folder = tmp_path / "run"
+    command = ("--serial", "--eval-episodes", "0", "--run-dir", str(folder), "--timesteps", "60")
+    code, said = run(program, *command)
+    assert code == 0, said
+    code, said = run(program, *command, "--transitions-from", str(tmp_path / "absent"))
+    assert code == 1, said
+    code, said = run(program, *command, "--transitions-from", str(folder))
+    assert code == 0, said
+    assert f"transitions of {folder} (in CartPole-v1)." in said
+    assert (folder / "checkpoints/earlier-001").is_dir()
+    assert not (folder / "checkpoints/earlier-002").exists()
+
+
 @pytest.mark.parametrize(
     ("collected", "env_steps", "random_steps"), [(0, 0, 100), (30, 0, 70), (500, 0, 0), (75, 50, 75), (40, 50, 100)]
 )

@@ -294,6 +294,9 @@ class Run(abc.ABC):
         elsewhere = "" if is_own(self.options.checkpoint_dir, folder) else str(folder.resolve())
         self._state = RunState(identity, self.trainer, experience, *told, *places, elsewhere)
         best = None
+        if self.options.transitions_from is not None and not self.options.resume:
+            # While nothing has moved: the earlier run may be the one that gives, and if this fails it is as it was.
+            self._give(self.options.transitions_from)
         if self.options.resume:
             self.counters, best = self._state.load(self.options.checkpoint_dir)
             self.report.say(f"Resumed from {self.options.checkpoint_dir} at step {self.counters.env_steps:,}.")
@@ -311,8 +314,6 @@ class Run(abc.ABC):
             )
         elif self._bench is not None:
             self._fill()
-        if self.options.transitions_from is not None and not self.options.resume:
-            self._give(self.options.transitions_from)
         if self.transition.statistics:
             assert isinstance(self.trainer, Trainer)
             self._statistics = RunStatistics(self.transition, self.trainer)
