@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -148,12 +150,14 @@ IMAGES = TransitionSpec.from_spaces(spaces.Box(0, 255, (4, 8, 8), np.uint8), CHO
         (TRANSITION, {"observations": np.zeros((6, 3))}, r"numbers of shape \('steps', 2\).*found float64 of"),
         (TRANSITION, {"observations": np.full((6, 2), "a")}, "observations .* must be numbers"),
         (TRANSITION, {"observations": np.zeros((0, 2))}, "must have a row for each of the 0 steps"),
+        (TRANSITION, {"observations": np.float32(1)}, r"observations .* a row for each .* found the shape \(\)"),
         (TRANSITION, {"rewards": np.zeros(5)}, r"rewards .* a row for each of the 6 steps; found the shape \(5,\)"),
         (TRANSITION, {"rewards": np.array([0, 0, math.nan, 0, 0, 0])}, "rewards .* must be finite as float32; step 2 "),
         (TRANSITION, {"rewards": np.full(6, 1e39)}, "rewards .* must be finite as float32; step 0 "),
         (TRANSITION, {"actions": np.full(6, 8)}, r"actions .* within Discrete\(3, start=5\); step 0 has 8, one of 6"),
         (TRANSITION, {"actions": np.full(6, 6.0)}, "actions .* must be actions of Discrete.* found float64"),
         (TRANSITION, {"terminations": np.full(6, 2)}, "terminations .* must be 0 or 1"),
+        (TRANSITION, {"terminations": np.zeros(6, "V2")}, "terminations .* must be 0 or 1 .*found [|]V2"),
         (IMAGES, {"observations": np.zeros((6, 4, 8, 8))}, r"bytes \(uint8\) of shape \('steps', 4, 8, 8\)"),
     ],
 )  # fmt: skip
@@ -175,6 +179,28 @@ def test_files_that_are_none_are_named_and_nothing_is_unpickled(tmp_path: Path) 
     np.save(tmp_path / "one.npy", np.zeros(3))
     with pytest.raises(ConfigurationError, match="is one array"):
         given_transitions(tmp_path / "one.npy", TRANSITION, CHOICES, 1, 0.9, 10)
+
+
+def test_members_that_are_damaged_or_no_arrays_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "steps.npz"
+    np.savez_compressed(path, **{**arrays(), "observations": np.random.default_rng(0).normal(size=(6, 2))})
+    with zipfile.ZipFile(path) as archive:
+        member = archive.getinfo("observations.npy")
+    damaged = bytearray(path.read_bytes())
+    begin = member.header_offset + 30 + sum(struct.unpack_from("<HH", damaged, member.header_offset + 26))
+    damaged[begin : begin + member.compress_size] = bytes([0xFF]) * member.compress_size
+    path.write_bytes(damaged)
+    with pytest.raises(ConfigurationError, match=r"cannot be read as an \.npz file: .*decompressing"):
+        given_transitions(path, TRANSITION, CHOICES, 1, 0.9, 10)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in arrays():
+            archive.writestr(name, b"no array")
+    with pytest.raises(ConfigurationError, match=r"cannot be read .*: observations is not an array of NumPy"):
+        given_transitions(path, TRANSITION, CHOICES, 1, 0.9, 10)
+
+
+def test_further_arrays_of_a_data_set_are_not_read(tmp_path: Path) -> None:
+    assert read(tmp_path, infos=np.array([{"seed": 1}], object), seeds=np.zeros(3)).rows == 4
 
 
 def test_what_steps_do_not_have_is_named(tmp_path: Path) -> None:

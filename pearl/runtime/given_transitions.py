@@ -6,7 +6,6 @@ GEAR (ICML 2023, Sec. 3.1) stores trajectories of data sets and of simulators al
 from __future__ import annotations
 
 import logging
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -136,11 +135,10 @@ class Steps(NamedTuple):
 
 def read_steps(path: Path, transition: TransitionSpec, action_space: gym.Space[Any]) -> Steps:
     """The steps in an .npz file, checked against the program's spaces; ConfigurationError names what is wrong."""
-    arrays = _read_arrays(path)
-    found = {name: _named(arrays, name, path) for name in _NAMES}
-    steps = len(found[OBS])  # type: ignore[arg-type]
+    found = _read_arrays(path)
+    steps = next(len(array) if array.ndim else 0 for array in found.values() if array is not None)
     for name, array in found.items():
-        if array is not None and (array.ndim < 1 or len(array) != steps):
+        if array is not None and array.shape[:1] != (steps,):
             raise ConfigurationError(
                 f"{_NAMES[name][0]} in {path} must have a row for each of the {steps:,} steps; found the shape "
                 f"{array.shape}."
@@ -159,29 +157,40 @@ def read_steps(path: Path, transition: TransitionSpec, action_space: gym.Space[A
     return Steps(obs, action, reward, terminated, truncated, next_obs)
 
 
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+def _read_arrays(path: Path) -> dict[str, np.ndarray | None]:
+    """The arrays of `_NAMES` in the file, and no others: data sets may have many, or Python objects among them."""
     try:
         file = np.load(path, allow_pickle=False)
         if isinstance(file, np.lib.npyio.NpzFile):
             with file:
-                return {name: file[name] for name in file.files}
+                found = {name: _named(file.files, name, path) for name in _NAMES}
+                return {name: None if key is None else _array(file, key) for name, key in found.items()}
+    except ConfigurationError:
+        raise
     except FileNotFoundError:
         raise ConfigurationError(f"--transitions-from: there is no file and no folder of a run at {path}.") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, MemoryError) as error:
+    except Exception as error:  # NumPy, zipfile and zlib have many for damaged files
         raise ConfigurationError(f"{path} cannot be read as an .npz file: {error}.") from error
     raise ConfigurationError(f"{path} is one array. An .npz file with {_listed()} is expected.")
+
+
+def _array(file: Mapping[str, Any], name: str) -> np.ndarray:
+    found = file[name]
+    if not isinstance(found, np.ndarray):  # NumPy returns the bytes of a member that is no array
+        raise ValueError(f"{name} is not an array of NumPy")
+    return found
 
 
 def _listed() -> str:
     return ", ".join(names[0] + (" (optional)" if name in _OPTIONAL else "") for name, names in _NAMES.items())
 
 
-def _named(arrays: Mapping[str, np.ndarray], name: str, path: Path) -> np.ndarray | None:
+def _named(present: Sequence[str], name: str, path: Path) -> str | None:
     known: Sequence[str] = _NAMES[name]
-    found = next((arrays[one] for one in known if one in arrays), None)
+    found = next((one for one in known if one in present), None)
     if found is None and name not in _OPTIONAL:
         raise ConfigurationError(
-            f"{path} has no {' or '.join(known)}; it has {', '.join(arrays) or 'nothing'}. Expected are {_listed()}."
+            f"{path} has no {' or '.join(known)}; it has {', '.join(present) or 'nothing'}. Expected are {_listed()}."
         )
     return found
 
@@ -208,7 +217,8 @@ def _numbers(array: np.ndarray | None, shape: tuple[int, ...], dtype: str, name:
 def _booleans(array: np.ndarray | None, steps: int, name: str, path: Path) -> np.ndarray:
     if array is None:
         return np.zeros(steps, bool)
-    if array.shape != (steps,) or not ((array == 0) | (array == 1)).all():
+    is_right = array.shape == (steps,) and array.dtype.kind in "fiub"
+    if not is_right or not ((array == 0) | (array == 1)).all():
         raise ConfigurationError(
             f"{_NAMES[name][0]} in {path} must be 0 or 1 for each step; found {array.dtype} of shape {array.shape}."
         )
