@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from programs import make_program, run
 from trainers import TinyDQN
 
+from pearl.actors.actions import EnvironmentActions
 from pearl.actors.n_step import NStepWindow
 from pearl.algorithms import PPO
 from pearl.errors import CheckpointError, ConfigurationError
@@ -139,6 +140,33 @@ def test_actions_beyond_their_bounds_by_rounding_alone_are_taken(tmp_path: Path)
         read(tmp_path, transition=transition, space=TORQUE, actions=actions)
 
 
+@pytest.mark.parametrize(
+    ("space", "found"),
+    [
+        (spaces.Discrete(200, start=-100), np.full(6, 90, np.int8)),
+        (spaces.Discrete(200, start=-100), np.full(6, 90, np.uint8)),
+        (spaces.MultiDiscrete([3, 2], start=[4, 0]), np.tile(np.int64([6, 1]), (6, 1))),
+        (spaces.MultiBinary(2), np.tile(np.int8([1, 0]), (6, 1))),
+        (spaces.Box(0, 5, (2,), np.int32), np.tile(np.int32([5, 1]), (6, 1))),
+    ],
+)
+def test_whole_numbers_of_any_type_and_space_are_those_of_policies(
+    tmp_path: Path, space: spaces.Space[Any], found: np.ndarray
+) -> None:
+    transition = TransitionSpec.from_spaces(OBS, space)
+    given = columns_of(read(tmp_path, transition=transition, space=space, actions=found))["action"]
+    assert given.dtype == np.int64
+    np.testing.assert_array_equal(EnvironmentActions(space)(given), found[:4])
+
+
+@pytest.mark.parametrize("action", [5.0, -math.inf, -1e300])
+def test_a_bound_that_is_infinite_lets_no_others_pass(tmp_path: Path, action: float) -> None:
+    space = spaces.Box(-math.inf, 1, (1,), np.float32)
+    transition = TransitionSpec.from_spaces(OBS, space)
+    with pytest.raises(ConfigurationError, match=r"must be within Box.*one of 6 outside"):
+        read(tmp_path, transition=transition, space=space, actions=np.full((6, 1), action))
+
+
 IMAGES = TransitionSpec.from_spaces(spaces.Box(0, 255, (4, 8, 8), np.uint8), CHOICES)
 
 
@@ -155,6 +183,7 @@ IMAGES = TransitionSpec.from_spaces(spaces.Box(0, 255, (4, 8, 8), np.uint8), CHO
         (TRANSITION, {"rewards": np.array([0, 0, math.nan, 0, 0, 0])}, "rewards .* must be finite as float32; step 2 "),
         (TRANSITION, {"rewards": np.full(6, 1e39)}, "rewards .* must be finite as float32; step 0 "),
         (TRANSITION, {"actions": np.full(6, 8)}, r"actions .* within Discrete\(3, start=5\); step 0 has 8, one of 6"),
+        (TRANSITION, {"actions": np.full((6, 1), 6)}, "actions .* must be actions of Discrete.* found int64 of shape"),
         (TRANSITION, {"actions": np.full(6, 6.0)}, "actions .* must be actions of Discrete.* found float64"),
         (TRANSITION, {"terminations": np.full(6, 2)}, "terminations .* must be 0 or 1"),
         (TRANSITION, {"terminations": np.zeros(6, "V2")}, "terminations .* must be 0 or 1 .*found [|]V2"),

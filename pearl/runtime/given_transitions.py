@@ -228,27 +228,39 @@ def _booleans(array: np.ndarray | None, steps: int, name: str, path: Path) -> np
 def _actions(array: np.ndarray | None, dtype: str, space: gym.Space[Any], path: Path) -> np.ndarray:
     """The actions as policies number them."""
     assert array is not None
-    if isinstance(space, spaces.Discrete):
-        wrong = array.dtype.kind not in "iu" or array.ndim != 1
-        outside = np.zeros(0, bool) if wrong else (array < space.start) | (array >= space.start + space.n)
-        converted = array
-    else:
-        assert isinstance(space, spaces.Box)
-        wrong = array.dtype.kind not in "fiu" or array.shape[1:] != space.shape
-        converted = np.zeros(0) if wrong else np.clip(array, space.low, space.high)
-        slack = _TOLERANCE * (space.high.astype(np.float64) - space.low)
-        outside = np.zeros(0, bool) if wrong else ~(np.abs(array - converted) <= slack).reshape(len(array), -1).all(1)
-    if wrong:
+    whole = dtype == "int64"
+    if array.dtype.kind not in ("iu" if whole else "fiu") or array.shape[1:] != space.shape:
         raise ConfigurationError(
             f"actions in {path} must be actions of {space}, one for each step; found {array.dtype} of shape "
             f"{array.shape}."
         )
-    if outside.any():
+    low, high = _bounds(space)
+    slack: Any = 0
+    if not whole:
+        between = high.astype(np.float64) - low
+        slack = _TOLERANCE * np.where(np.isfinite(between), between, 1.0)
+        largest = np.finfo(np.float32).max
+        low, high = (np.clip(bound.astype(np.float64), -largest, largest) for bound in (low, high))
+    inside = ((array >= low - slack) & (array <= high + slack)).reshape(len(array), -1).all(axis=1)
+    if not inside.all():
+        step = int(np.argmin(inside))
         raise ConfigurationError(
-            f"actions in {path} must be within {space}; step {int(np.argmax(outside)):,} has "
-            f"{array[np.argmax(outside)]}, one of {int(outside.sum()):,} outside."
+            f"actions in {path} must be within {space}; step {step:,} has {array[step]}, one of "
+            f"{len(inside) - np.count_nonzero(inside):,} outside."
         )
-    return (converted - first_action(space)).astype(dtype, copy=False)
+    # Whole numbers in 64 bits, since the file's type need not hold the difference.
+    found: np.ndarray = array.astype(np.int64) - first_action(space) if whole else np.clip(array, low, high)
+    return found.astype(dtype, copy=False)
+
+
+def _bounds(space: gym.Space[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """The least and the largest action, as the environment numbers them."""
+    if isinstance(space, spaces.Box):
+        return space.low, space.high
+    counts = {spaces.Discrete: "n", spaces.MultiDiscrete: "nvec"}
+    counted = next((getattr(space, name) for kind, name in counts.items() if isinstance(space, kind)), 2)  # MultiBinary
+    first = np.asarray(first_action(space), np.int64)
+    return first, first + counted - 1
 
 
 def n_step_transitions(steps: Steps, transition: TransitionSpec, n: int, gamma: float, most: int) -> Given:
