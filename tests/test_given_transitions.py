@@ -314,6 +314,10 @@ def test_runs_without_such_rows_are_named(tmp_path: Path) -> None:
     wide = TransitionSpec.from_spaces(spaces.Box(-1, 1, (3,), np.float32), CHOICES)
     with pytest.raises(ConfigurationError, match=r"obs must be float32 of shape \(3,\); found float32 of shape \(2,\)"):
         given_transitions(tmp_path / "a", wide, CHOICES, 1, 0.9, 10)
+    with pytest.raises(
+        ConfigurationError, match=r"actions that Discrete\(2, start=5\) lacks: .* from 0 to 1; found 0 to 2"
+    ):
+        given_transitions(tmp_path / "a", TRANSITION, spaces.Discrete(2, start=5), 1, 0.9, 10)
     (checkpoint,) = (tmp_path / "a/checkpoints").glob("checkpoint-*")
     (checkpoint / "arrays/storage/reward.npy").write_bytes(b"cut")
     with pytest.raises(CheckpointError, match=r"reward\.npy"):

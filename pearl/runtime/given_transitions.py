@@ -60,7 +60,7 @@ def given_transitions(
         what = "sequences" if transition.sequence is not None else "normalised observations or rewards"
         raise ConfigurationError(f"--transitions-from does not give {what}, which this program's replay stores.")
     if path.is_dir():
-        return _of_run(path, transition, n_step, gamma, most)
+        return _of_run(path, transition, action_space, n_step, gamma, most)
     if further := [field.name for field in transition.further]:
         raise ConfigurationError(
             f"{path} has steps alone, and this program's replay also stores {', '.join(further)}. Name the folder of a "
@@ -72,7 +72,9 @@ def given_transitions(
 # --- another run ------------------------------------------------------------------------------------------------------
 
 
-def _of_run(folder: Path, transition: TransitionSpec, n_step: int, gamma: float, most: int) -> Given:
+def _of_run(
+    folder: Path, transition: TransitionSpec, space: gym.Space[Any], n_step: int, gamma: float, most: int
+) -> Given:
     where = checkpoints_of(folder)
     if latest_checkpoint(where) is None:
         raise ConfigurationError(f"There is no checkpoint of a run, which holds its replay, in {where}.")
@@ -92,6 +94,7 @@ def _of_run(folder: Path, transition: TransitionSpec, n_step: int, gamma: float,
                 f"The transitions of the run in {folder} are of another kind: {field.name} must be {field.dtype} of "
                 f"shape {field.shape}; found {has}. Take a run in the same environment."
             )
+    _check_choices(columns[ACTION], space, folder)
     size, cursor = int(state.counters["storage/size"]), int(state.counters["storage/cursor"])
     order = np.roll(np.arange(size), -cursor if cursor < size else 0)[-most:]
     names = [field.name for field in transition.fields]
@@ -101,6 +104,18 @@ def _of_run(folder: Path, transition: TransitionSpec, n_step: int, gamma: float,
     if len(order) < size:
         notes.append(f"the newest {len(order):,} of {size:,}")
     return Given(len(order), chunks, "; ".join(notes))
+
+
+def _check_choices(actions: np.ndarray, space: gym.Space[Any], folder: Path) -> None:
+    """Refuse choices that this program's policies do not have: networks have no output for them."""
+    if actions.dtype != np.int64 or not len(actions):
+        return
+    low, high = (bound - first_action(space) for bound in _bounds(space))
+    if not ((low <= actions.min(axis=0)) & (actions.max(axis=0) <= high)).all():
+        raise ConfigurationError(
+            f"The transitions of the run in {folder} have actions that {space} lacks: policies number them from {low} "
+            f"to {high}; found {actions.min(axis=0)} to {actions.max(axis=0)}. Take a run in the same environment."
+        )
 
 
 def _warn_of_other_returns(discounts: np.ndarray, n_step: int, gamma: float, folder: Path) -> None:
