@@ -276,6 +276,18 @@ def test_a_trainer_that_raises_is_told_with_file_line_and_log(
     assert ("time.sleep(self.pause_s)" in output) == debug
 
 
+def test_a_training_step_that_does_not_end_holds_no_second_ctrl_c_up(own_trainer: Path, tmp_path: Path) -> None:
+    program = edited(own_trainer, tmp_path, '"pause_s": 0.0', '"pause_s": 1_000_000')
+    with running(program, "--run-dir", str(tmp_path / "run")) as started:
+        under_way(started, tmp_path / "run")
+        started.interrupt()
+        started.until(lambda: "SIGINT received" in started.output)
+        time.sleep(1.1)  # sooner it would count as the same one
+        started.interrupt()
+        assert started.wait(60) == 130, started.output
+    assert started.output.endswith("\nInterrupted.\n")
+
+
 # --- disks and folders that fail ------------------------------------------------------------------------------------
 
 

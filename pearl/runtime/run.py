@@ -212,8 +212,8 @@ class Run(abc.ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self._supervisor.stop_parties()
-            self._telemetry.write_trace(self.report.say)
+            if self._supervisor.stop_parties(at_once=isinstance(error, KeyboardInterrupt)):
+                self._telemetry.write_trace(self.report.say)
             if self._begun:  # unless `finish` did
                 self._end_callbacks(error)
         finally:

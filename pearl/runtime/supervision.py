@@ -31,6 +31,7 @@ from pearl.runtime.workers import LearnerSide
 if TYPE_CHECKING:
     from pearl.remote.group import RayBridge
 
+_AT_ONCE_S = 0.5
 _STOPS_HERE = "The run stops here; its checkpoint can be resumed with --resume once the cause is fixed."
 
 
@@ -126,18 +127,30 @@ class Supervisor:
         """Requests that the Replay Manager has not answered yet."""
         return self._rrq.pending() if self._rrq is not None else 0
 
-    def stop_parties(self) -> None:
-        """Stop all, even if one of them fails to stop."""
+    def stop_parties(self, *, at_once: bool = False) -> bool:
+        """Stop all, even if one of them fails to stop. `at_once` waits for none that is slow; False if one goes on.
+
+        A thread whose training step hangs ends with the process.
+        """
+        try:
+            self._stop_parties(*((_AT_ONCE_S,) if at_once else ()))
+        except PearlError:
+            if not at_once:
+                raise
+            return False
+        return True
+
+    def _stop_parties(self, *patience: float) -> None:
         with contextlib.ExitStack() as stack:
             if self._bridge is not None:
                 stack.callback(self._bridge.close)
             for worker in self._workers:
-                stack.callback(worker.stop)
+                stack.callback(worker.stop, *patience)
             for actor in self._inline:
                 stack.callback(actor.close)
             if self._group is not None:
                 self.actor_restarts = self._group.restarts
-                stack.callback(self._group.stop)
+                stack.callback(self._group.stop, *patience)
             if self._server is not None:  # before the Actors, which may wait for its answers
                 stack.callback(self._server.stop)
             if self._rrq is not None:
