@@ -276,15 +276,22 @@ def test_a_trainer_that_raises_is_told_with_file_line_and_log(
     assert ("time.sleep(self.pause_s)" in output) == debug
 
 
-def test_a_training_step_that_does_not_end_holds_no_second_ctrl_c_up(own_trainer: Path, tmp_path: Path) -> None:
+def test_a_training_step_that_does_not_end_is_named_and_holds_no_second_ctrl_c_up(
+    own_trainer: Path, tmp_path: Path
+) -> None:
     program = edited(own_trainer, tmp_path, '"pause_s": 0.0', '"pause_s": 1_000_000')
+    start = 'if __name__ == "__main__":'
+    patience = "import pearl.runtime.run as its\n\nits._LONG_STEP_S = its._LONG_LAST_STEP_S = 0.2\n\n\n"
+    program.write_text(program.read_text().replace(start, f"{patience}{start}"))
     with running(program, "--run-dir", str(tmp_path / "run")) as started:
-        under_way(started, tmp_path / "run")
+        started.until(lambda: "Ctrl-C stops the run" in started.output)
         started.interrupt()
-        started.until(lambda: "SIGINT received" in started.output)
+        started.until(lambda: "A second signal (Ctrl-C) ends the run at once" in started.output)
         time.sleep(1.1)  # sooner it would count as the same one
         started.interrupt()
         assert started.wait(60) == 130, started.output
+    assert started.output.count("A training step of Sluggish has been under way for") == 2
+    assert "good checkpoint is" in started.output
     assert started.output.endswith("\nInterrupted.\n")
 
 

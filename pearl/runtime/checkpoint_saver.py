@@ -44,7 +44,7 @@ class CheckpointSaver:
         except CheckpointWriteError as error:
             self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s or FIRST_PAUSE_S)
             self._again_at = time.monotonic() + self._pause_s
-            _log.warning("%s It is tried again in %.0f s; training goes on. %s", error, self._pause_s, self._good())
+            _log.warning("%s It is tried again in %.0f s; training goes on. %s", error, self._pause_s, self.good())
             return None
         if self._pause_s:
             _log.warning("The checkpoint could be written again: %s.", path)
@@ -77,11 +77,12 @@ class CheckpointSaver:
                 raise
         except (CheckpointError, OSError) as second:
             _log.warning("Nor could it be written elsewhere: %s", second)
-            return CheckpointError(f"{error} {self._good()}")
+            return CheckpointError(f"{error} {self.good()}")
         return CheckpointError(
             f"{error} It was written to {refuge} instead: move it into {self._directory}, and --resume goes on from it."
         )
 
-    def _good(self) -> str:
+    def good(self) -> str:
+        """Where the last checkpoint is that can be resumed, in words."""
         last = latest_checkpoint(self._directory)
         return "There is no earlier checkpoint." if last is None else f"The last good checkpoint is {last}."

@@ -41,6 +41,7 @@ class FlowControl:
         self._insertion_waits = False
         self._progressed = False
         self._warm_up_s: float | None = None
+        self.beats = 0  # signs of life of the Learner: how often something came back trained
 
     def warm_up(self, seconds: float) -> None:
         """Let the rates restart after so many seconds of training from now."""
@@ -58,6 +59,11 @@ class FlowControl:
     def idle(self) -> bool:
         """Nothing sampled awaits training, nothing collected awaits insertion."""
         return not (self._requested or self._granted or self._buffered)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the Learner has something to train on, or soon gets it from the Replay Manager."""
+        return bool(self._requested or self._granted)
 
     @property
     def warming_up(self) -> bool:
@@ -158,6 +164,7 @@ class FlowControl:
         An iteration is one gradient step on a batch, unless `gradient_steps` and `samples` say how many all of them
         made, and on how many transitions. `busy_s` is explained at `StepRate.trained`.
         """
+        self.beats += 1
         if batch is None:
             self._granted = 0
         else:

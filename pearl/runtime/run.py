@@ -25,6 +25,7 @@ from pearl.actors.environment import check_evaluation_env, probe
 from pearl.actors.native_policy import NativePolicy, PolicyPlan
 from pearl.actors.notices import Notices
 from pearl.actors.policy_plan import read_policy
+from pearl.actors.report import Silence
 from pearl.actors.shared_warnings import SharedWarnings
 from pearl.algorithms.trainer import Trainer, TrainerLike, make_trainer, normalization_note
 from pearl.backends import support_for_torch
@@ -85,6 +86,7 @@ logger = logging.getLogger("pearl.runtime")
 _WAIT_S = 0.05
 _LOOK_S = 0.002  # between looks at signals, failures and the display
 _DRIFT_INTERVAL_S = 1.0
+_LONG_STEP_S, _LONG_LAST_STEP_S = 60.0, 10.0  # of training, until it is named; the second after a signal to stop
 _LONG_EVALUATION_S = 0.5  # a process of its own takes about as long to start
 
 
@@ -334,6 +336,8 @@ class Run(abc.ABC):
             update_delay=self.train.priority_update_delay,
             serial=self.options.serial,
         )
+        self._training = Silence(self._flow)
+        self._named_training: tuple[int, bool] | None = None  # what was last told of a step that takes long
         self.report.observe(
             Subject(
                 self.counters,
@@ -494,6 +498,7 @@ class Run(abc.ABC):
         supervisor.check_actors(self.counters.env_steps)
         if self._evaluator.is_pending and not supervisor.stop_reason:
             self._run_evaluation(self._evaluator.hear_progress)
+        self._watch_training()
         self._watch_drift()
         if self._bench is not None:
             self._advance(self._bench)
@@ -540,6 +545,30 @@ class Run(abc.ABC):
             return True
         self._look_at = now + _LOOK_S
         return False
+
+    def _watch_training(self) -> None:
+        """Say that training takes long, as only a second signal ends a run whose trainer hangs."""
+        flow, signalled = self._flow, self._supervisor.signalled
+        if not flow.is_training:
+            self._training.begin()
+            return
+        silent_s = self._training.look()
+        if silent_s <= (_LONG_LAST_STEP_S if signalled else _LONG_STEP_S):
+            self._named_training = None
+            return
+        if self._named_training == (flow.beats, signalled):
+            return
+        self._named_training = flow.beats, signalled
+        then = (
+            f"The run waits for its end, to save and stop. A second signal (Ctrl-C) ends the run at once, without "
+            f"that checkpoint. {self._saver.good()}"
+            if signalled
+            else "The run goes on when it ends; Ctrl-C stops the run."
+        )
+        logger.warning(
+            "A training step of %s has been under way for %.0f s: it is slow, or update_policy hangs. %s",
+            *(self._trainer_class.__name__, silent_s, then),
+        )
 
     def _drift_watch(self) -> DriftWatch | None:
         """None where the prediction does not hold: there is none, or the run is a benchmark or serial."""
