@@ -91,6 +91,10 @@ class CheckpointWriteError(CheckpointError):
     """A checkpoint could not be written; a later attempt may succeed (a full disk, a lock of another process)."""
 
 
+class CheckpointReadError(CheckpointError):
+    """A file of a checkpoint could not be read now; that does not say that it is damaged."""
+
+
 class CallbackError(PearlError):
     """A callback of the user raised; the message names it, and the error."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -30,7 +31,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pearl.backends.cpu.replay import NativeReplayManager
-from pearl.errors import CheckpointError
+from pearl.errors import CheckpointError, CheckpointReadError
 from pearl.replay.reference import ReferenceReplayManager
 from pearl.runtime import checkpoint, checkpoint_files
 from pearl.runtime.checkpoint import CheckpointState, latest_checkpoint, load_checkpoint, save_checkpoint
@@ -489,6 +490,21 @@ def test_the_other_checkpoint_is_offered(tmp_path: Path) -> None:
     os.truncate(newest / FILES[1], 10)
     refused(tmp_path, f"--resume goes on from {older}")
     assert load_checkpoint(older).step == 1
+
+
+def test_a_file_that_cannot_be_read_now_does_not_make_a_checkpoint_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, state_at(1))
+    save_checkpoint(tmp_path, state_at(2))
+
+    def fail(file: Path) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(checkpoint_files, "_check_npy", fail)
+    with pytest.raises(CheckpointReadError, match=r"ulimit -n .* may be sound: resume again") as caught:
+        load_checkpoint(tmp_path)
+    assert "Move it away" not in str(caught.value)
 
 
 def test_another_format_version_is_refused(saved: Path) -> None:

@@ -11,6 +11,7 @@ import re
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -27,7 +28,7 @@ from composer.spec_file import load_spec
 from pearl.algorithms import DQN, SAC, RecurrentDQN
 from pearl.algorithms.trainer import transition_of
 from pearl.backends.cpu.learner import NativeLearner
-from pearl.errors import CheckpointError, ConfigurationError, PearlError
+from pearl.errors import CheckpointError, CheckpointReadError, CheckpointWriteError, ConfigurationError, PearlError
 from pearl.exploration import EpsilonGreedy
 from pearl.ipc.queues import Bell
 from pearl.local_sgd.averaging import AveragingSpec
@@ -400,6 +401,19 @@ def test_a_checkpoint_says_what_each_learner_had(tmp_path: Path) -> None:
         assert not experience.knows(kind, name)
     experience.load(arrays, scalars, tmp_path)
     assert [path.name for path in (tmp_path / ".learners" / "initial").iterdir()] == ["0"], "the other begins anew"
+
+
+def test_a_state_that_cannot_be_read_now_is_saved_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(folder: Path) -> None:
+        raise CheckpointReadError("arrays/obs.npy cannot be read (Too many open files).")
+
+    experience, _, _ = saved_experience(tmp_path)
+    processes = experience._learners
+    group = SimpleNamespace(progress=[LearnerProgress()] * 2, save=lambda: tmp_path, kill=lambda: None)
+    monkeypatch.setattr(processes, "_group", group)
+    monkeypatch.setattr("pearl.runtime.learner_processes.read_state", fail)
+    with pytest.raises(CheckpointWriteError, match="cannot be read"):
+        experience.state()
 
 
 @pytest.mark.parametrize(

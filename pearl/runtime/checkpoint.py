@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from pearl.byte_size import readable_size
-from pearl.errors import CheckpointError, CheckpointWriteError
+from pearl.errors import CheckpointError, CheckpointReadError, CheckpointWriteError
 from pearl.runtime.checkpoint_files import (
     MANIFEST,
     FileEntry,
@@ -292,9 +292,13 @@ def _resolve(path: Path) -> Path:
 
 @contextmanager
 def _damage_named(folder: Path) -> Iterator[None]:
-    """Add to a CheckpointError the checkpoint that cannot be loaded, and one to use instead."""
+    """Add to a CheckpointError the checkpoint that cannot be loaded, and one to use instead of a damaged one."""
     try:
         yield
+    except CheckpointReadError as error:
+        raise CheckpointReadError(
+            f"Checkpoint {folder} cannot be loaded: {error} It may be sound: resume again once its files can be read."
+        ) from error
     except CheckpointError as error:
         others = [str(p) for p in _folders(folder.parent) if p != folder]
         advice = (

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from pearl.errors import CheckpointError
+from pearl.errors import CheckpointError, CheckpointReadError
 from pearl.lazy_torch import is_tensor
+from pearl.process_limits import limit_reached
 
 if TYPE_CHECKING:
     import torch
@@ -219,7 +220,7 @@ def read_manifest(folder: Path) -> Manifest:
             raise CheckpointError(f"{MANIFEST} is longer than {_MANIFEST_LIMIT} bytes.")
         content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object_of)
     except OSError as error:
-        raise CheckpointError(f"{MANIFEST} cannot be read ({error}).") from error
+        raise _unreadable(MANIFEST, error) from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{MANIFEST} is not JSON ({error}).") from error
     if not isinstance(content, dict) or content.get("format") != "pearl checkpoint":
@@ -239,6 +240,10 @@ def read_manifest(folder: Path) -> Manifest:
             f"{MANIFEST} was changed or damaged (CRC-32 {crc}; {content.get('crc32')!r} was written)."
         )
     return _parse_manifest(content)
+
+
+def _unreadable(name: str, error: OSError) -> CheckpointReadError:
+    return CheckpointReadError(f"{name} cannot be read ({error}). {limit_reached(error) or ''}".rstrip())
 
 
 def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -315,7 +320,7 @@ def check_file(folder: Path, name: str, entry: FileEntry) -> None:
     except FileNotFoundError:
         raise CheckpointError(f"{name} is missing.") from None
     except OSError as error:
-        raise CheckpointError(f"{name} cannot be read ({error}).") from error
+        raise _unreadable(name, error) from error
     if f"{crc:08x}" != entry.crc32:
         raise CheckpointError(f"{name} has CRC-32 {crc:08x}; {entry.crc32} was written. Its content is damaged.")
 
@@ -339,6 +344,8 @@ def read_tensors(folder: Path, name: str) -> dict[str, Stored]:
             return {key: tensor.clone() for key, tensor in safetensors.torch.load_file(file).items()}
         # Copied, because they may lie in a map of the file.
         return {key: np.array(array) for key, array in found.items()}
+    except OSError as error:
+        raise _unreadable(name, error) from error
     except Exception as error:  # SafetensorError, and what torch and Python make of a header: RuntimeError, ...
         raise CheckpointError(f"{name} is not a safetensors file ({error}).") from error
 
@@ -348,6 +355,8 @@ def read_array(folder: Path, name: str, mmap: bool) -> NumpyArray:
     try:
         _check_npy(folder / name)
         array: NumpyArray = np.load(folder / name, mmap_mode="r" if mmap else None, allow_pickle=False)
+    except OSError as error:
+        raise _unreadable(name, error) from error
     except Exception as error:  # NumPy promises ValueError, and lets TokenError, SyntaxError, OverflowError out
         raise CheckpointError(f"{name} is not a .npy file of plain numbers ({error}).") from error
     return array

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pearl.actors.child_process import Process
-from pearl.errors import CheckpointWriteError, ClusterError, ConfigurationError, LearnerError
+from pearl.errors import CheckpointReadError, CheckpointWriteError, ClusterError, ConfigurationError, LearnerError
 from pearl.ipc.queues import Bell, ColumnQueue
 from pearl.local_sgd.group import LearnerGroup, start_here
 from pearl.local_sgd.local_learner import LearnerProgress, LearnerSetup, ProcessSetup
@@ -201,10 +201,13 @@ class LearnerProcesses(LearnerSide):
             except (LearnerError, ClusterError) as error:  # `check` ends the run with it
                 raise CheckpointWriteError(f"The Learners cannot write their states. {error}") from error
         # A Learner that has stopped cannot write again: what it could not write is lost, but not the newest average.
-        found = [
-            read_state(folder / str(rank)) if progress.saved >= 0 else None
-            for rank, progress in enumerate(self.group.progress)
-        ]
+        try:
+            found = [
+                read_state(folder / str(rank)) if progress.saved >= 0 else None
+                for rank, progress in enumerate(self.group.progress)
+            ]
+        except CheckpointReadError as error:  # such as too many open files: it may be possible later
+            raise CheckpointWriteError(f"The states that the Learners wrote cannot be read. {error}") from error
         lost = [str(rank) for rank, state in enumerate(found) if state is None]
         if lost and lost != self._named_lost:  # a checkpoint may be tried several times
             logger.warning(
