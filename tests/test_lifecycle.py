@@ -18,6 +18,7 @@ import pytest
 from programs import Running, make_program, run, running, summary
 from trainers import Sluggish
 
+from pearl import load_policy
 from pearl.errors import ConfigurationError
 from pearl.runtime.entry import run_program
 from pearl.runtime.interruption import Interruption, stop_signals
@@ -322,6 +323,20 @@ def test_a_run_outlives_a_locked_checkpoint_folder_and_a_run_folder_that_goes(pr
     assert "SIGINT" in summary(results)["stopped"]
     assert (results / "weights.safetensors").exists()
     assert (tmp_path / "moved" / "episodes.csv").exists()
+
+
+def test_a_run_whose_folder_was_deleted_leaves_a_policy_all_the_same(program: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    options = ("--timesteps", "5_000_000", "--eval-episodes", "0", "--run-dir", str(results))
+    with running(program, *options) as started:
+        under_way(started, results)
+        before = {name: (results / name).read_bytes() for name in ("policy.json", "composition.json")}
+        results.rename(tmp_path / "moved")
+        started.until(lambda: all((results / name).exists() for name in before))
+        started.interrupt()
+        assert started.wait(60) == 130, started.output
+    assert {name: (results / name).read_bytes() for name in before} == before
+    load_policy(results)
 
 
 def test_a_run_that_can_save_nothing_names_no_checkpoint(program: Path, tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ class Reporter:
         self.td_error = math.nan
         self.further: dict[str, float] = {}  # numbers of callbacks, logged with the run's own
         self._logged: dict[str, float] = {}  # the newest row
+        self._describe: Callable[[], None] = lambda: None
         self._subject: Subject
 
     def start_clock(self) -> None:
@@ -117,8 +118,9 @@ class Reporter:
         """Report on `subject` from now on."""
         self._subject = subject
 
-    def open(self) -> None:
-        """Start the log files and the display."""
+    def open(self, describe: Callable[[], None]) -> None:
+        """Start the log files and the display; `describe` writes the other files of a run folder that is made again."""
+        self._describe = describe
         counters = self._subject.counters
         step = counters.env_steps
         self._log = RunLog(
@@ -205,6 +207,8 @@ class Reporter:
         if self._folder.is_lost(self._options.run_dir):
             self._log = None
             end_log_file()
+        elif self._folder.error(self._options.run_dir) is None:
+            self._describe()
 
     def folder_error(self, directory: Path) -> ConfigurationError | None:
         """Why the run must not write into its folder `directory`; None if it may."""

@@ -369,11 +369,16 @@ class Run(abc.ABC):
             keep_composition(self.options.program, self.options.run_dir)
             self.report.say(f"Starting the Actors, then measuring for {self.options.bench_seconds:g} s ...")
             return
-        self.report.open()  # moves an earlier run's composition aside
-        keep_composition(self.options.program, self.options.run_dir)
-        write_description(self.describe_policy(), self.options.run_dir, self.options.checkpoint_dir)
+        describe = functools.partial(self._describe, self.describe_policy())
+        self.report.open(describe)  # moves an earlier run's composition aside
+        describe()
         self._begun = True
         self._callbacks.start()
+
+    def _describe(self, policy: PolicyDescription) -> None:
+        """Leave in the run folder what its reports and its policy need besides records and weights."""
+        keep_composition(self.options.program, self.options.run_dir)
+        write_description(policy, self.options.run_dir, self.options.checkpoint_dir)
 
     def describe_policy(self) -> PolicyDescription:
         """The run's policy but for its weights."""
