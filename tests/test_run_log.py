@@ -158,6 +158,12 @@ def test_a_table_of_another_kind_is_not_resumed(tmp_path: Path) -> None:
         RunLog(tmp_path, resume=True)
 
 
+def test_a_table_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "progress.csv").mkdir()
+    with pytest.raises(ConfigurationError, match=r"progress.csv cannot be resumed: .*Is a directory.*Move it away"):
+        RunLog(tmp_path, resume=True)
+
+
 def test_evaluations_after_the_checkpoint_are_taken_out_too(tmp_path: Path) -> None:
     with RunLog(tmp_path) as log:
         for step in (5, 10):

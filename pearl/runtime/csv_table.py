@@ -85,8 +85,13 @@ class CsvTable:
 
     def _take_over(self, resume: ResumePoint | None) -> None:
         """Continue an existing file: drop a line truncated by a kill, and rows beyond the checkpoint."""
-        with self._path.open(encoding="utf-8", errors="replace") as stream:
-            found = stream.readline().rstrip("\n")
+        try:
+            with self._path.open(encoding="utf-8", errors="replace") as stream:
+                found = stream.readline().rstrip("\n")
+        except OSError as error:
+            raise ConfigurationError(
+                f"{self._path} cannot be resumed: {error}. Move it away, or log into another directory."
+            ) from error
         found_columns = next(csv.reader([found]), [])
         if missing := [name for name in ("wall_s", "env_steps") if name not in found_columns]:
             raise ConfigurationError(
