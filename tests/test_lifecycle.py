@@ -20,6 +20,7 @@ from trainers import Sluggish
 
 from pearl import load_policy
 from pearl.errors import ConfigurationError
+from pearl.runtime.checkpoint import CheckpointState, save_checkpoint
 from pearl.runtime.entry import run_program
 from pearl.runtime.interruption import Interruption, stop_signals
 from pearl.runtime.run_lock import RunLock
@@ -359,6 +360,17 @@ def test_a_run_that_can_save_nothing_names_no_checkpoint(program: Path, tmp_path
     assert "Weights and summary cannot be written" in output
     assert "No checkpoint has them." in output
     assert output.endswith("Error: The disk is full.\n")
+
+
+def test_checkpoints_that_cannot_be_moved_aside_are_named_and_left(program: Path, tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    checkpoint = save_checkpoint(checkpoints, CheckpointState(1))
+    (checkpoints / "earlier-001").symlink_to("nowhere")
+    code, output = run(program, "--run-dir", str(tmp_path))
+    assert code == 1
+    assert f"The checkpoints of an earlier run in {checkpoints} cannot be moved aside: [Errno 17]" in output
+    assert "with --resume.\n" in output
+    assert (checkpoint / "manifest.json").exists()
 
 
 @pytest.mark.slow

@@ -310,7 +310,14 @@ class Run(abc.ABC):
                 self._is_done = True
         elif not self.options.bench and latest_checkpoint(self.options.checkpoint_dir) is not None:
             earlier = self.options.checkpoint_dir.glob("checkpoint-*")
-            aside = move_aside(earlier, self.options.checkpoint_dir)
+            try:
+                aside = move_aside(earlier, self.options.checkpoint_dir)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"The checkpoints of an earlier run in {self.options.checkpoint_dir} cannot be moved aside: "
+                    f"{error}. Choose another folder with --run-dir or --checkpoint-dir, or go on from them with "
+                    "--resume."
+                ) from error
             self.report.say(
                 f"Checkpoints of an earlier run were moved to {aside}; --resume would have gone on from them."
             )
