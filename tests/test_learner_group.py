@@ -413,6 +413,20 @@ def test_a_learner_that_hangs_is_killed_and_replaced(caplog, monkeypatch):
     assert [m for m in caplog.messages if m.startswith("learner-0 died (it hung for 5 s) and is replaced")]
 
 
+def test_a_learner_that_hangs_at_the_end_is_named(caplog, monkeypatch, tmp_path):
+    monkeypatch.setattr("pearl.local_sgd.group._SILENCE_S", 0.3)
+    setup = setup_of()
+    with LearnerGroup(setup, setup.make_trainer(), message_rows=64, states=tmp_path / "states") as group:
+        group.wait_until_ready()
+        group._patience_s = 3.0
+        os.kill(group.pids[0], signal.SIGSTOP)
+        group.stop(at_once=True, saves=True)
+    told = [message for message in caplog.messages if message.startswith("learner-0")]
+    assert "is to write its state, and has given no sign of life" in told[-2]
+    assert told[-1] == "learner-0 did not stop in time and is killed."
+    assert (tmp_path / "states" / "1").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(PATIENCE_S + ROUNDS * ROUND_S)
 def test_learners_that_are_killed_again_and_again_hang_nothing(tmp_path):

@@ -38,6 +38,7 @@ from pearl.local_sgd.state_files import read_state
 logger = logging.getLogger("pearl.local_sgd")
 
 _WAIT_S = 0.02
+_SILENCE_S = 10.0  # of a Learner that the others wait for, until it is named
 _MESSAGES = 8  # that wait for a Learner, by default
 
 
@@ -49,6 +50,7 @@ class _Running:
     commands: Commands
     rows: int  # that its bank was given
     is_named: bool = False
+    is_named_silent: bool = False
 
     def __post_init__(self) -> None:
         self.silence = Silence(self.report)
@@ -289,6 +291,8 @@ class LearnerGroup:
         while waited_for := [one for one in waited_for if abs(one.progress.saved) != self._saves]:
             self.check()
             waited_for = [one for one in waited_for if one.process.exit_code is None]
+            for one in waited_for:
+                self._name_silent(one)
             time.sleep(_WAIT_S / 4)
         for running in self._running:
             if running.progress.saved == -self._saves:
@@ -296,6 +300,16 @@ class LearnerGroup:
                     f"The state of {running.process.name} cannot be written to {self._states}: "
                     f"{running.report.failure}. Free space, or choose another folder with --run-dir."
                 )
+
+    def _name_silent(self, running: _Running) -> None:
+        """Say that a Learner whose state is waited for gives no sign of life."""
+        if running.silence.seconds > _SILENCE_S and not running.is_named_silent:
+            running.is_named_silent = True
+            logger.warning(
+                "%s (process %d) is to write its state, and has given no sign of life for %.0f s: its training step is "
+                "slow, or hangs. It is waited for, and killed after %g s.",
+                *(running.process.name, running.process.pid, running.silence.seconds, self._patience_s),
+            )
 
     def _hangs(self, running: _Running) -> bool:
         """Whether the process was killed now, since it has given no sign of life for too long."""
@@ -325,6 +339,8 @@ class LearnerGroup:
                 if self._hangs(running) or (not saves and time.monotonic() > deadline):
                     logger.warning("%s did not stop in time and is killed.", running.process.name)
                     running.process.kill()
+                elif saves:
+                    self._name_silent(running)
             if running.report.failure is not None:
                 logger.warning("%s failed at the end.\n%s", running.process.name, running.report.failure.rstrip())
             self.server.remove(rank)
