@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -182,26 +184,37 @@ def test_ctrl_c_during_imports_is_one_line(program: Path, tmp_path: Path) -> Non
         assert started.output == "importing\nInterrupted.\n"
 
 
-def test_a_thread_that_an_environment_left_is_named() -> None:
-    code = """
-import concurrent.futures, threading, time
+@pytest.mark.parametrize(
+    ("left", "name"),
+    [
+        ('threading.Thread(target=time.sleep, args=(600,), name="feed").start()', "feed"),
+        ('multiprocessing.Process(target=time.sleep, args=(600,), name="game").start()', r"game \(process \d+\)"),
+    ],
+)
+def test_what_an_environment_left_is_named(left: str, name: str) -> None:
+    code = f"""
+import concurrent.futures, multiprocessing, threading, time
 from pearl.runtime.entry import begin_program, run_program
 
 begin_program()
 def main():
-    threading.Thread(target=time.sleep, args=(600,), name="feed").start()
+    {left}
     concurrent.futures.ThreadPoolExecutor(1).submit(abs, -1).result()  # Python ends its thread
     return 0
 run_program(main)
 """
-    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as program:
+    options: Any = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen([sys.executable, "-c", code], **options) as program:
         assert program.stderr is not None
-        assert program.stderr.readline() == (
-            "The run is over. Python waits for threads that an environment or a callback started: feed. "
-            "Ctrl-C ends them.\n"
+        assert re.fullmatch(
+            f"The run is over. Python waits for what an environment or a callback started: {name}. "
+            "Ctrl-C ends the wait.\n",
+            program.stderr.readline(),
         )
         program.send_signal(signal.SIGINT)
         assert program.wait(30) == 130
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
 
 
 # --- output that nobody reads ---------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def run_program(main: Callable[[], int]) -> None:
     # Only Python's own shutdown is left: let Ctrl-C end it at once.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, end_at_once)
-    watch_lingering(_name_threads)
+    watch_lingering(_name_lingering)
     sys.exit(code)
 
 
@@ -121,10 +121,10 @@ def _failed(message: str) -> int:
     return 1
 
 
-def _name_threads(names: list[str]) -> None:
+def _name_lingering(names: list[str]) -> None:
     print(
-        f"The run is over. Python waits for threads that an environment or a callback started: {', '.join(names)}. "
-        "Ctrl-C ends them.",
+        f"The run is over. Python waits for what an environment or a callback started: {', '.join(names)}. "
+        "Ctrl-C ends the wait.",
         file=sys.stderr,
         flush=True,
     )
