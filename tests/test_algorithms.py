@@ -166,6 +166,42 @@ def test_gradients_are_clipped_by_their_norm(limit: float, moved: float | None) 
     assert found == pytest.approx(moved or norm, rel=1e-4)
 
 
+class OwnUpdate(DQN):
+    """An update as loops in torch have it: gradients are cleared before they are computed, and not after."""
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        priorities = self._compute(batch, weights, len(weights))
+        nn.utils.clip_grad_norm_(self.q.parameters(), self.max_grad_norm)
+        self.optimizer.step()
+        self.end_of_step()
+        return priorities
+
+
+class OwnLoss(DQN):
+    """Its gradients are in new memory when the built-in step clips and uses them."""
+
+    def _compute(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> torch.Tensor:
+        self.q.zero_grad()
+        return super()._compute(batch, weights, batch_size)
+
+
+class OwnUpdateAndLoss(OwnUpdate, OwnLoss):
+    pass
+
+
+@pytest.mark.parametrize("trainer", [OwnUpdate, OwnLoss, OwnUpdateAndLoss])
+def test_code_of_ones_own_may_clear_gradients_as_usual_in_torch(trainer: type[DQN]) -> None:
+    own, built_in = (estranged(t, DISCRETE, max_grad_norm=0.05) for t in (trainer, DQN))
+    before = doubles(own.q)
+    for step in range(3):
+        batch, weights = batch_of(DISCRETE, seed=step)
+        own.update_policy(batch, weights)
+        built_in.update_policy(batch, weights)
+    assert relative(own.q[0].weight, before["0.weight"]) > 1e-3
+    assert_close(own.q, doubles(built_in.q))
+
+
 def test_actions_are_those_of_the_largest_value() -> None:
     trainer = estranged(DQN, DISCRETE, dueling=True)
     obs = batch_of(DISCRETE)[0].obs * 20

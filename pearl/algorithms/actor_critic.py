@@ -378,7 +378,7 @@ class ActorCritic(Trainer):
 
     def _step(self, flat: FlatParameters, optimizer: torch.optim.Optimizer) -> None:
         if self.max_grad_norm > 0:
-            nn.utils.clip_grad_norm_([flat.parameter], self.max_grad_norm)
+            flat.clip_gradient(self.max_grad_norm)
         optimizer.step()
         flat.zero_grad()
 

@@ -284,7 +284,7 @@ class DQN(Trainer):
 
     def _apply(self) -> None:
         if self.max_grad_norm > 0:
-            nn.utils.clip_grad_norm_([self._q_flat.parameter], self.max_grad_norm)
+            self._q_flat.clip_gradient(self.max_grad_norm)
         self.optimizer.step()
         self._q_flat.zero_grad()
 

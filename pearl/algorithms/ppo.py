@@ -26,7 +26,7 @@ from pearl.algorithms.update_rule import (
     policy_departure,
     step_departure,
 )
-from pearl.lazy_torch import nn, torch
+from pearl.lazy_torch import torch
 from pearl.schedules import Schedule, factor_at
 
 _STEP = (
@@ -160,8 +160,7 @@ class PPO(OnPolicyTrainer):
             return parts, False
         torch.autograd.backward(loss)
         if self.max_grad_norm > 0:
-            norm = nn.utils.clip_grad_norm_([self._flat.parameter], self.max_grad_norm)
-            parts["gradient_norm"] = float(norm)
+            parts["gradient_norm"] = float(self._flat.clip_gradient(self.max_grad_norm))
         self.optimizer.step()
         self._flat.zero_grad()
         self.gradient_steps += 1

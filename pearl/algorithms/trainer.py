@@ -38,6 +38,7 @@ from pearl.error_place import described
 from pearl.errors import ConfigurationError, PearlError, TrainerError
 from pearl.exploration import Exploration, PolicySampling, scheduled_values
 from pearl.lazy_torch import nn, torch
+from pearl.learner.flat import FlatParameters
 from pearl.moments import Moments, normalized
 from pearl.schedules import Schedule, check_followed, factor_at, plain_schedule
 from pearl.spec import OBSERVATION_STATISTICS, RETURN_STATISTICS, RolloutSpec, TrainSpec, TransitionSpec
@@ -204,6 +205,16 @@ class Trainer(abc.ABC):
             self.check_networks()
             if arrays is not None:
                 arrays.give_to(self)
+            self._serve_optimizers()
+
+    def _serve_optimizers(self) -> None:
+        held = vars(self).values()
+        flats = {id(flat.parameter): flat for flat in held if isinstance(flat, FlatParameters)}
+        for optimizer in held:
+            if isinstance(optimizer, torch.optim.Optimizer):
+                stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+                for parameter in flats.keys() & stepped:
+                    flats[parameter].serve(optimizer)
 
     # --- running statistics of stored transitions --------------------------------------------------------------------
 

@@ -6,6 +6,8 @@ tensors, not on their sizes. With parameters and gradients as views of two flat 
 
 from __future__ import annotations
 
+import functools
+
 from pearl.errors import TrainerError
 from pearl.lazy_torch import nn, torch
 
@@ -32,6 +34,7 @@ class FlatParameters:
         if gradients:
             self.parameter.grad = self.gradient
         self._views: list[tuple[nn.Parameter, int]] = []
+        self._gradients: list[tuple[nn.Parameter, torch.Tensor]] = []
         offset = 0
         with torch.no_grad():
             for p, size in zip(parameters, sizes, strict=True):
@@ -40,7 +43,8 @@ class FlatParameters:
                 p.data = view
                 self._views.append((p, offset))
                 if self.gradient is not None:
-                    p.grad = self.gradient[offset : offset + p.numel()].view_as(p)
+                    p.grad = gradient = self.gradient[offset : offset + p.numel()].view_as(p)
+                    self._gradients.append((p, gradient))
                 else:
                     p.requires_grad_(False)
                 offset += size
@@ -85,6 +89,37 @@ class FlatParameters:
         self.parameter.data = memory
         for p, offset in self._views:
             p.data = memory[offset : offset + p.numel()].view_as(p)
+
+    def serve(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let code of a trainer clear the gradients of an `optimizer` of `parameter` in any of torch's ways.
+
+        `optimizer.zero_grad()` then keeps the gradients' memory, since without it later ones would not reach
+        `parameter`; before a step, the optimizer gathers those that are elsewhere, as after `module.zero_grad()`.
+        """
+        clear = functools.partial(type(optimizer).zero_grad, optimizer)
+        optimizer.zero_grad = lambda set_to_none=True: clear(set_to_none=False)  # type: ignore[method-assign]
+        optimizer.register_step_pre_hook(self.before_step)
+
+    def before_step(self, *_: object) -> None:
+        """Called by an optimizer that it serves."""
+        self.gather_gradients()
+
+    def gather_gradients(self) -> None:
+        """Take gradients that are in other memory into the flat tensor."""
+        if self.parameter.grad is not self.gradient:
+            self.parameter.grad = self.gradient
+        for p, view in self._gradients:
+            if p.grad is not view:
+                if p.grad is None:
+                    view.zero_()
+                else:
+                    view.copy_(p.grad)
+                p.grad = view
+
+    def clip_gradient(self, most: float) -> torch.Tensor:
+        """Shorten the gradient to a norm of at most `most`; returns the norm that it had."""
+        self.gather_gradients()
+        return nn.utils.clip_grad_norm_([self.parameter], most)
 
     def zero_grad(self) -> None:
         """Clear the gradients in place, so that they stay views; TrainerError if parameters no longer are views."""

@@ -56,7 +56,7 @@ class NativeOptimizer:
         for option in ("maximize", "differentiable"):
             if groups[0].get(option):
                 raise UnsupportedError(f"option {option!r} of optimizer {name!r}")
-        if any(getattr(optimizer, hooks, None) for hooks in _HOOKS):
+        if any(_is_users(hook) for hooks in _HOOKS for hook in getattr(optimizer, hooks, {}).values()):
             raise UnsupportedError(f"optimizer {name!r} has hooks")
         self._optimizer = optimizer
         self._parameter = parameter
@@ -134,6 +134,10 @@ class NativeOptimizer:
             first,
         )
         self._seen = seen
+
+
+def _is_users(hook: object) -> bool:
+    return getattr(hook, "__func__", None) is not FlatParameters.before_step
 
 
 def _adam_settings(group: Mapping[str, Any]) -> tuple[float, float, float, float, float]:
