@@ -13,7 +13,7 @@ from torch import nn
 
 from pearl.actors.torch_policy import TorchPolicy
 from pearl.algorithms import DDPG, DQN, Batch, Trainer
-from pearl.algorithms.trainer import make_trainer, set_evaluation_mode
+from pearl.algorithms.trainer import make_trainer, policy_snapshot, set_evaluation_mode
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.learner.torch_learner import TorchLearner, load_policy_weights
 
@@ -78,6 +78,59 @@ def test_priorities_are_the_absolute_td_errors_before_the_step(
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
+
+
+class Resetting(DQN):
+    """Begins anew after its first step (Nikishin et al. 2022), in the way that `reset` says."""
+
+    reset = "build"
+
+    def finish_step(self) -> None:
+        super().finish_step()
+        if self.reset == "build":
+            self.build()
+        elif self.reset == "network":
+            self.q = self.build_q_network()
+
+
+class ResettingAlone:
+    """The same in a class that derives from none of PEARL's; its layers become wider if it is asked to."""
+
+    def __init__(self, reset: str = "alone") -> None:
+        self.policy = nn.Linear(6, 3)
+        self.reset = reset
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.policy(obs).argmax(1)
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        self.policy = nn.Linear(6, 3 if self.reset == "alone" else 4)
+        return torch.ones_like(weights)
+
+
+@pytest.mark.parametrize("trainer", [Resetting, ResettingAlone])
+def test_snapshots_follow_networks_that_the_trainer_replaces(trainer: type) -> None:
+    made = make_trainer(trainer, OBS, spaces.Discrete(3))
+    learner = TorchLearner(made)
+    learner.step(*batch_of(spaces.Discrete(3), 0))
+    found = np.zeros(learner.weight_count, np.float32)
+    learner.write_weights(found)
+    np.testing.assert_array_equal(found, policy_snapshot(made))
+
+
+@pytest.mark.parametrize(
+    ("trainer", "reset", "message"),
+    [
+        (Resetting, "network", "Resetting replaced networks while it trained: _q_flat still trains"),
+        (ResettingAlone, "wider", "ResettingAlone replaced its networks .* now has 28 weights, and had 21"),
+    ],
+)
+def test_networks_that_cannot_be_followed_are_named(trainer: type, reset: str, message: str) -> None:
+    made = make_trainer(trainer, OBS, spaces.Discrete(3), settings={"reset": reset})
+    learner = TorchLearner(made)
+    learner.step(*batch_of(spaces.Discrete(3), 0))
+    with pytest.raises(TrainerError, match=message):
+        learner.write_weights(np.zeros(learner.weight_count, np.float32))
 
 
 class Normalised:

@@ -37,7 +37,7 @@ from pearl.algorithms.update_rule import UpdateRule, overridden
 from pearl.error_place import described
 from pearl.errors import ConfigurationError, PearlError, TrainerError
 from pearl.exploration import Exploration, PolicySampling, scheduled_values
-from pearl.lazy_torch import nn, torch
+from pearl.lazy_torch import is_imported, nn, torch
 from pearl.learner.flat import FlatParameters
 from pearl.moments import Moments, normalized
 from pearl.schedules import Schedule, check_followed, factor_at, plain_schedule
@@ -205,16 +205,12 @@ class Trainer(abc.ABC):
             self.check_networks()
             if arrays is not None:
                 arrays.give_to(self)
-            self._serve_optimizers()
 
-    def _serve_optimizers(self) -> None:
-        held = vars(self).values()
-        flats = {id(flat.parameter): flat for flat in held if isinstance(flat, FlatParameters)}
-        for optimizer in held:
-            if isinstance(optimizer, torch.optim.Optimizer):
-                stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-                for parameter in flats.keys() & stepped:
-                    flats[parameter].serve(optimizer)
+    def left_networks(self) -> str:
+        """The attribute that keeps flat parameters of a network that is no longer in the trainer; "" if none does."""
+        networks = {id(p) for module in modules_of(self).values() for p in module.parameters()}
+        flats = ((name, flat) for name, flat in vars(self).items() if isinstance(flat, FlatParameters))
+        return next((name for name, flat in flats if not flat.is_of(networks)), "")
 
     # --- running statistics of stored transitions --------------------------------------------------------------------
 
@@ -310,6 +306,15 @@ class Trainer(abc.ABC):
             if arrays is not None and name in vars(arrays):
                 self.in_torch()
             super().__setattr__(name, value)
+            if is_imported() and isinstance(value, torch.optim.Optimizer):
+                self._serve(value)
+
+    def _serve(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let the flat parameters that `optimizer` steps serve it."""
+        stepped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for flat in vars(self).values():
+            if isinstance(flat, FlatParameters) and any(flat.parameter is parameter for parameter in stepped):
+                flat.serve(optimizer)
 
     @property
     def device(self) -> torch.device:

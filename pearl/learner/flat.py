@@ -7,6 +7,7 @@ tensors, not on their sizes. With parameters and gradients as views of two flat 
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 
 from pearl.errors import TrainerError
 from pearl.lazy_torch import nn, torch
@@ -57,6 +58,10 @@ class FlatParameters:
             if p is not None
         ]
         self._expected = [offset for _, _, offset in self._places]
+
+    def is_of(self, parameters: Collection[int]) -> bool:
+        """Whether all parameters that it re-homed are among `parameters`, by their ids."""
+        return all(id(p) in parameters for p, _ in self._views)
 
     def require_in_place(self, address: int | None = None) -> None:
         """Raise TrainerError unless the parameters are still views of the flat tensor (at `address`, if given).

@@ -149,6 +149,11 @@ class TorchLearner(TrainerLearner[TrainerLike]):
             )
         return priorities.detach()
 
+    def write_weights(self, out: np.ndarray) -> None:
+        """The policy that the trainer has now."""
+        self._follow_trainer()
+        super().write_weights(out)
+
     def fused_iteration(self, replay: object, storage: object, batch_size: int) -> FusedIteration | None:
         """Iterations whose batches stay on the device; None if `replay` or `storage` is elsewhere."""
         if self._support is None or self._device_steps is None or self._gradients is not None:

@@ -45,6 +45,11 @@ class TorchRolloutLearner(TrainerRolloutLearner):
         """Set this thread's core count."""
         torch.set_num_threads(self.threads)
 
+    def write_weights(self, out: np.ndarray) -> None:
+        """The policy that the trainer has now."""
+        self._follow_trainer()
+        super().write_weights(out)
+
     def train(self, rollout: Mapping[str, np.ndarray], rows: np.ndarray | None = None) -> Mapping[str, float]:
         """Train on the columns of a rollout; the result has what `update_minibatch` returns, averaged.
 

@@ -9,7 +9,14 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from pearl.algorithms.on_policy import OnPolicyTrainer
-from pearl.algorithms.trainer import concatenated, load_concatenated, policy_arrays, policy_tensors
+from pearl.algorithms.trainer import (
+    Trainer,
+    concatenated,
+    load_concatenated,
+    modules_of,
+    policy_arrays,
+    policy_tensors,
+)
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.lazy_torch import torch
 from pearl.learner.protocol import Learner, RolloutLearner
@@ -23,18 +30,42 @@ _COLUMNS = ("obs", "action", "log_prob", "advantage", "ret")
 
 
 class _OfTrainer(Generic[T]):
-    """Holds `trainer`, whose policy tensors must not be replaced meanwhile."""
+    """Holds `trainer`, whose policy tensors must not be replaced meanwhile, unless its Learner follows it."""
 
     def __init__(self, trainer: T) -> None:
         self.trainer = trainer
         # In arrays if the trainer's networks are: these stay the weights when torch comes to them.
         self._arrays = policy_arrays(trainer)
         self._policy = policy_tensors(trainer) if self._arrays is None else []
+        self._modules = modules_of(trainer) if self._arrays is None else {}
 
     @property
     def weight_count(self) -> int:
         """float32 scalars of the policy snapshot."""
         return sum(map(len, self._arrays)) if self._arrays is not None else sum(t.numel() for t in self._policy)
+
+    def _follow_trainer(self) -> None:
+        """Take the policy's tensors that the trainer has now: its own code may have replaced networks.
+
+        Raises TrainerError if their size has changed, or if what the optimizers train is no longer in the trainer.
+        """
+        if self._arrays is not None:
+            return
+        expected, self._policy = self.weight_count, policy_tensors(self.trainer)
+        before, self._modules = self._modules, modules_of(self.trainer)
+        name = type(self.trainer).__name__
+        if self.weight_count != expected:
+            raise TrainerError(
+                f"{name} replaced its networks while it trained: the policy now has {self.weight_count:,} weights, and "
+                f"had {expected:,}. Actors take the networks of the start: keep the sizes of the layers."
+            )
+        replaced = self._modules != before
+        if replaced and isinstance(self.trainer, Trainer) and (left := self.trainer.left_networks()):
+            raise TrainerError(
+                f"{name} replaced networks while it trained: {left} still trains the parameters of the old ones. Copy "
+                "values into the network that is there (self.q.load_state_dict(other.state_dict())), or call "
+                "self.build(), which makes all networks and optimizers again."
+            )
 
     def policy_memory(self) -> list[np.ndarray]:
         """The arrays of the policy snapshot, flat and in place; only for weights on the CPU."""
