@@ -243,6 +243,13 @@ def test_environment_that_fails_in_step(files: tuple[Path, Path]) -> None:
         pytest.param(
             trainers.WrongNetwork, "CartPole-v1", TrainerError, ["get_action()", "(4,)", "shapes"], id="network"
         ),
+        pytest.param(
+            trainers.UnnamedColumn,
+            "CartPole-v1",
+            TrainerError,
+            ["UnnamedColumn.transition()", "the column 'speed'", "<lambda>", "top level of the module"],
+            id="lambda",
+        ),
     ],
 )
 def test_trainer_that_does_not_fit(

@@ -23,7 +23,7 @@ from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3, Batch, CrossQ, DroQ
 from pearl.exploration import EpsilonGreedy, GaussianNoise, PolicySampling
 from pearl.lazy_torch import nn, torch
 from pearl.schedules import Schedule
-from pearl.spec import TransitionSpec
+from pearl.spec import Column, TransitionSpec
 
 
 class TinyDQN(DQN):
@@ -59,6 +59,15 @@ class Prioritizing(TinyDQN):
     @classmethod
     def transition(cls, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> TransitionSpec:
         return super().transition(observation_space, action_space).with_priority(by_position)
+
+
+class UnnamedColumn(TinyDQN):
+    """A column by a function that no other process can import."""
+
+    @classmethod
+    def transition(cls, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> TransitionSpec:
+        common = super().transition(observation_space, action_space)
+        return common.with_columns(Column("speed", (), "float32", lambda step: step.obs[:, 1]))
 
 
 class CheckedDQN(TinyDQN):

@@ -10,6 +10,7 @@ import inspect
 import math
 import numbers
 import operator
+import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
@@ -836,6 +837,16 @@ def transition_of(
             f"{trainer_class.__name__}.transition() must begin with the columns {', '.join(wanted)} of the spaces; "
             f"found {', '.join(names)}. Return super().transition(...).with_columns(Column(...))."
         )
+    made_by = {f"the column {column.name!r}": column.make for column in declared.further}
+    for what, make in (made_by | {"first priorities": declared.priority}).items():
+        try:
+            pickle.dumps(make)
+        except Exception as error:
+            raise TrainerError(
+                f"{trainer_class.__name__}.transition() has {what} made by {make!r}, which actor processes cannot "
+                "import. Write it as a function at the top level of the module, `def make(step): ...`, in place of a "
+                "lambda or a function inside another one."
+            ) from error
     return trainer_class.transition_with(declared, settings or {}, action_space)
 
 
