@@ -258,6 +258,11 @@ def test_trainer_that_does_not_fit(
     assert_says(message_of(kind, lambda: described(files, trainer=trainer, env=env).run()), *words)
 
 
+def test_a_trainer_whose_columns_have_another_shape(files: tuple[Path, Path]) -> None:
+    composer = described(files, trainer=trainers.WrongColumn)
+    assert message_of(EnvError, composer.run).startswith("Column 'all' must be made with shape (4, 2), one value")
+
+
 def test_trainer_that_is_no_class() -> None:
     message = message_of(TrainerError, lambda: Composer().set_train_function(learner=trainers.TinyDQN.__init__))  # type: ignore[arg-type]
     assert_says(message, "trainer class", "without parentheses")

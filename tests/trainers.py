@@ -23,7 +23,7 @@ from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3, Batch, CrossQ, DroQ
 from pearl.exploration import EpsilonGreedy, GaussianNoise, PolicySampling
 from pearl.lazy_torch import nn, torch
 from pearl.schedules import Schedule
-from pearl.spec import Column, TransitionSpec
+from pearl.spec import ActorStep, Column, TransitionSpec
 
 
 class TinyDQN(DQN):
@@ -68,6 +68,18 @@ class UnnamedColumn(TinyDQN):
     def transition(cls, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> TransitionSpec:
         common = super().transition(observation_space, action_space)
         return common.with_columns(Column("speed", (), "float32", lambda step: step.obs[:, 1]))
+
+
+def all_of(step: ActorStep) -> np.ndarray:
+    return step.obs
+
+
+class WrongColumn(TinyDQN):
+    """Actors make its column with another shape than it says."""
+
+    @classmethod
+    def transition(cls, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> TransitionSpec:
+        return super().transition(observation_space, action_space).with_columns(Column("all", (2,), "float32", all_of))
 
 
 class CheckedDQN(TinyDQN):

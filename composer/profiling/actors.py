@@ -21,7 +21,7 @@ from pearl.actors.process import settle_torch
 from pearl.actors.report import Report, Silence
 from pearl.actors.rollout_actor import make_actor
 from pearl.actors.standalone import names_program, without_trainer
-from pearl.errors import EnvError, GenerationError
+from pearl.errors import EnvError, GenerationError, PearlError
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.spec import ActorSpec
 
@@ -47,7 +47,8 @@ def measure_apart(setup: ActorSetup, budget_s: float, most_numbers: int, apart: 
     """What `apart` measures in the environments of an Actor, at most `most_numbers` numbers, in its own process.
 
     An Actor that needs objects of the composing program, or does not start without it, is measured in this process, by
-    `here`. Raises EnvError if the environment or the policy fails, ends its process, or is silent for 60 s.
+    `here`. Raises EnvError if the environment or the policy fails, ends its process, or is silent for 60 s; another
+    PearlError that says all may keep its kind.
     """
     pickled = pickled_setup(setup)
     if pickled is not None:
@@ -63,9 +64,9 @@ def measure_apart(setup: ActorSetup, budget_s: float, most_numbers: int, apart: 
         )
     try:
         return here(setup, budget_s, Report())
-    except EnvError:
-        raise
     except Exception as error:
+        if _says_all(error):
+            raise
         raise EnvError(_failed(setup, traceback.format_exc(limit=-8))) from error
 
 
@@ -166,11 +167,8 @@ def _run(pickled: bytes, work: Work, budget_s: float, report: Report) -> None:
         if environment is not None:
             register(environment)
         report.deliver(work(setup, budget_s, report))
-    except EnvError as error:  # its message is complete
-        report.fail(str(error))
-        raise SystemExit(1) from None
-    except BaseException:
-        report.fail(_failed(setup, traceback.format_exc(limit=-8)))
+    except BaseException as error:
+        report.fail(str(error) if _says_all(error) else _failed(setup, traceback.format_exc(limit=-8)))
         raise SystemExit(1) from None
 
 
@@ -194,6 +192,11 @@ def _time_actor(actor: VectorActor, budget_s: float) -> list[float]:
         return measure(lambda: actor.collect(message), budget_s)
     finally:
         actor.close()
+
+
+def _says_all(error: BaseException) -> bool:
+    """Whether the message of an error is complete without its traceback."""
+    return isinstance(error, EnvError) or (isinstance(error, PearlError) and error.__cause__ is None)
 
 
 def _failed(setup: ActorSetup, found: str) -> str:
