@@ -36,6 +36,7 @@ from pearl.algorithms.trainer import modules_of, policy_tensors, settings_of
 from pearl.errors import TrainerError
 from pearl.exploration import EpsilonGreedy
 from pearl.learner.flat import FlatParameters
+from pearl.learner.torch_learner import TorchLearner
 
 
 def action_values(state: State, x: torch.Tensor, *, dueling: bool) -> torch.Tensor:
@@ -377,6 +378,63 @@ class NoWidth(PPO):
 def test_features_without_their_width_are_named() -> None:
     with pytest.raises(TrainerError, match=r"NoWidth\.build_features must return the network and how many features"):
         NoWidth(OBS, DISCRETE)
+
+
+class KeepsLayers(DQN):
+    """Puts its layers on the trainer, for a loss of its own; the target's are the same then."""
+
+    def build_q_network(self) -> nn.Module:
+        if "trunk" not in vars(self):
+            self.trunk = nn.Linear(6, 8)
+        return nn.Sequential(self.trunk, nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize(
+    ("base", "method", "made", "message"),
+    [
+        (DQN, "build_q_network", None, r"must return a network, a torch.nn.Module; found None. It may lack a `return`"),
+        (DDPG, "build_actor", len, "must return a network, a torch.nn.Module; found <built-in function len>"),
+        (TD3, "build_critic", nn.Identity(), "must return a network with parameters to train; found Identity"),
+        (SAC, "build_actor", nn.LazyLinear(2), "returned lazy layers, whose sizes are not known yet"),
+        (DQN, "build_q_network", nn.Linear(6, 3), "must make new layers each time; found layers that an earlier call"),
+        (TD3, "build_actor", nn.Linear(6, 2), "must make new layers each time"),
+        (SAC, "build_critic", nn.Linear(8, 1), "must make new layers each time"),
+    ],
+)
+def test_what_is_no_network_to_train_is_named(base: type[Trainer], method: str, made: Any, message: str) -> None:
+    own = type("Own", (base,), {method: lambda self: made})
+    with pytest.raises(TrainerError, match=rf"Own\.{method}\(\) .*{message}"):
+        own(OBS, DISCRETE if base is DQN else BOX)
+
+
+def test_layers_that_a_network_shares_with_its_target_are_named() -> None:
+    with pytest.raises(TrainerError, match=r"KeepsLayers\.build_q_network\(\) is called again .*must make new layers"):
+        KeepsLayers(OBS, DISCRETE)
+
+
+class WithoutTarget(DQN):
+    def build(self) -> None:
+        self.q = self.build_q_network()
+
+
+class WithoutReturn(DQN):
+    def _compute(self, batch: Batch, weights: torch.Tensor, batch_size: int) -> Any:
+        super()._compute(batch, weights, batch_size)
+
+
+def test_networks_that_the_base_class_needs_are_named() -> None:
+    with pytest.raises(
+        TrainerError, match=r"WithoutTarget\.build\(\) does not make .*'target_q'.*super\(\)\.build\(\)"
+    ):
+        make_trainer(WithoutTarget, OBS, DISCRETE)
+
+
+@pytest.mark.parametrize("sub_batches", [1, 2])
+def test_phases_without_priorities_are_named(sub_batches: int) -> None:
+    batch, weights = batch_of(DISCRETE)
+    learner = TorchLearner(WithoutReturn(OBS, DISCRETE), sub_batches=sub_batches)
+    with pytest.raises(TrainerError, match="No phase of WithoutReturn returned priorities: `compute` of one"):
+        learner.step({name: column.numpy() for name, column in batch._asdict().items()}, weights.numpy())
 
 
 def test_an_unknown_setting_of_ones_own_class_is_named() -> None:

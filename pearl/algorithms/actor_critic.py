@@ -469,19 +469,20 @@ class TwinCriticTrainer(ActorCritic):
 
     def build(self) -> None:
         """Actor, critics, the critics' target, Adam over the flat parameters of each, the noise's seed."""
-        self.actor = self._wrap_actor(self.build_actor()).to(self.device)
+        self.actor = self._wrap_actor(self._made_network("build_actor")).to(self.device)
         self._build_critics()
         self._make_optimizers()
         # On the CPU, where noise is made.
         self.noise_seed = nn.Buffer(torch.randint(2**62, ()))
 
     def _build_critics(self) -> None:
-        self.critic, self.target_critic = self._joined_critics(), self._joined_critics()
+        self.critic = self._joined_critics()
+        self.target_critic = self._joined_critics(self.critic)
         self.target_critic.load_state_dict(self.critic.state_dict())
         self._target_critic_flat = FlatParameters(self.target_critic, gradients=False)
 
-    def _joined_critics(self) -> TwinCritic | EnsembleCritic:
-        networks = [self.build_critic() for _ in range(self._critic_count)]
+    def _joined_critics(self, *others: nn.Module) -> TwinCritic | EnsembleCritic:
+        networks = [self._made_network("build_critic", *others) for _ in range(self._critic_count)]
         return self._join(networks).to(self.device)
 
     def _join(self, networks: list[nn.Module]) -> TwinCritic | EnsembleCritic:

@@ -83,15 +83,15 @@ class DDPG(ActorCritic):
         """Actor, critic, their targets, and Adam over the flat parameters of each."""
         from pearl.algorithms.networks import Critic, Policy
 
-        def networks() -> tuple[Policy, Critic]:
-            actor, critic = self.build_actor(), self.build_critic()
+        def networks(*others: nn.Module) -> tuple[Policy, Critic]:
+            actor, critic = self._made_network("build_actor", *others), self._made_network("build_critic", *others)
             _shrink_last_layer(actor)
             _shrink_last_layer(critic)
             policy = Policy(actor, *self._boxes, self.scale_observations)
             return policy.to(self.device), Critic(critic, *self._boxes, self.scale_observations).to(self.device)
 
         self.actor, self.critic = networks()
-        self.target_actor, self.target_critic = networks()
+        self.target_actor, self.target_critic = networks(self.actor, self.critic)
         self.target_actor.load_state_dict(self.actor.state_dict())
         self.target_critic.load_state_dict(self.critic.state_dict())
         self._make_optimizers()

@@ -215,8 +215,8 @@ class DQN(Trainer):
 
     def build(self) -> None:
         """Online and target networks, and Adam over the flat parameters."""
-        self.q = self.build_q_network().to(self.device)
-        self.target_q = self.build_q_network().to(self.device)
+        self.q = self._made_network("build_q_network").to(self.device)
+        self.target_q = self._made_network("build_q_network", self.q).to(self.device)
         self.target_q.load_state_dict(self.q.state_dict())
         self._q_flat = FlatParameters(self.q)
         self._target_flat = FlatParameters(self.target_q, gradients=False)

@@ -61,7 +61,7 @@ class TD3(TwinCriticTrainer):
     def build(self) -> None:
         """The networks of both critics, and the policy's target."""
         super().build()
-        self.target_actor = self._wrap_actor(self.build_actor()).to(self.device)
+        self.target_actor = self._wrap_actor(self._made_network("build_actor", self.actor)).to(self.device)
         self.target_actor.load_state_dict(self.actor.state_dict())
         self._target_actor_flat = FlatParameters(self.target_actor, gradients=False)
 

@@ -488,6 +488,31 @@ class Trainer(abc.ABC):
     def check_networks(self) -> None:  # noqa: B027  (an algorithm need not know its networks' shapes)
         """Raise TrainerError if the outputs of a network do not fit the spaces."""
 
+    def _made_network(self, method: str, *others: nn.Module) -> nn.Module:
+        """The network that `method` makes, which shares no parameter with `others`.
+
+        Raises TrainerError for what cannot be trained.
+        """
+        made, called = getattr(self, method)(), f"{type(self).__name__}.{method}()"
+        if not isinstance(made, nn.Module):
+            missing = " It may lack a `return`." if made is None else ""
+            raise TrainerError(f"{called} must return a network, a torch.nn.Module; found {made!r:.100}.{missing}")
+        parameters = list(made.parameters())
+        if any(isinstance(p, nn.UninitializedParameter) for p in parameters):
+            raise TrainerError(
+                f"{called} returned lazy layers, whose sizes are not known yet. State their inputs (self.input_shape), "
+                "or pass zeros through the network before you return it."
+            )
+        if not parameters:
+            raise TrainerError(f"{called} must return a network with parameters to train; found {made!r:.100}.")
+        known = {id(p) for other in others for p in other.parameters()}
+        if any(id(p) in known for p in parameters):
+            raise TrainerError(
+                f"{called} is called again for each further network, such as the target: it must make new layers each "
+                "time; found layers that an earlier call had returned."
+            )
+        return made
+
     def _check_outputs(
         self,
         method: str,
@@ -624,8 +649,16 @@ class Trainer(abc.ABC):
             priorities = computed if computed is not None else priorities
             phase.apply()
         self.end_of_step()
-        assert priorities is not None
-        return priorities
+        return self.joined_priorities(() if priorities is None else (priorities,))
+
+    def joined_priorities(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The priorities that a phase returned for each part of a batch, in one; TrainerError if there are none."""
+        if not parts:
+            raise TrainerError(
+                f"No phase of {type(self).__name__} returned priorities: `compute` of one phase must return a tensor "
+                "(batch,), a priority for each transition. It may lack a `return`."
+            )
+        return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
     def end_of_step(self) -> None:
         """Count the step, then `finish_step`."""
@@ -1008,6 +1041,14 @@ def check_trainer(trainer: TrainerLike, observation_space: gym.Space[Any], actio
             f"{name}.get_action() returned shape {found} for {len(obs)} observations; actions of {action_space} need "
             f"{wanted}."
         )
+    if isinstance(trainer, Trainer):
+        try:
+            trainer.update_rule()
+        except AttributeError as error:
+            raise TrainerError(
+                f"{name}.build() does not make what its base class needs: {error}. Begin it with super().build(), or "
+                "derive from pearl.algorithms.Trainer, which leaves all networks to you."
+            ) from error
     if isinstance(action_space, spaces.Discrete):
         _check_discrete(name, action, int(action_space.n), action_space)
 

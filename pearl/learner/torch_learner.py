@@ -177,7 +177,7 @@ class TorchLearner(TrainerLearner[TrainerLike]):
             phase.apply()
             priorities = [c for c in computed if c is not None] or priorities
         trainer.end_of_step()
-        return torch.cat(priorities)
+        return trainer.joined_priorities(priorities)
 
 
 def load_policy_weights(trainer: TrainerLike, weights: np.ndarray) -> None:

@@ -42,7 +42,7 @@ def step_in_parts(
         phase.apply()
         priorities = [c for c in computed if c is not None] or priorities
     trainer.end_of_step()
-    return torch.cat(priorities)
+    return trainer.joined_priorities(priorities)
 
 
 def _give_own_gradients(parts: TrainerParts, shared: Gradients) -> None:
