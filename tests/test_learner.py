@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from pearl.algorithms import DDPG, DQN, Batch, Trainer
 from pearl.algorithms.trainer import make_trainer, policy_snapshot, set_evaluation_mode
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.learner.torch_learner import TorchLearner, load_policy_weights
+from pearl.runtime.reporting import Reporter
 
 OBS = spaces.Box(-5.0, 5.0, (6,), np.float32)
 CASES = [(DQN, spaces.Discrete(3)), (DDPG, spaces.Box(-2.0, 2.0, (2,), np.float32))]
@@ -75,6 +77,43 @@ def test_priorities_are_the_absolute_td_errors_before_the_step(
     assert result.priorities.dtype == np.float32
     np.testing.assert_allclose(result.priorities, expected, rtol=1e-4, atol=1e-5)
     assert result.metrics["td_error"] == pytest.approx(expected.mean(), rel=1e-4)
+
+
+class Telling(DQN):
+    """Its metrics are those that are set."""
+
+    tells: Any = None
+
+    def metrics(self) -> Any:
+        return self.tells
+
+
+def test_metrics_may_be_tensors_of_one_number() -> None:
+    trainer = Telling(OBS, spaces.Discrete(3), tells={"a": torch.tensor(1.5), "b": np.float32(2), "c": 3, "d": True})
+    metrics = TorchLearner(trainer).step(*batch_of(spaces.Discrete(3), 0)).metrics
+    assert {name: value for name, value in metrics.items() if name != "td_error"} == {"a": 1.5, "b": 2, "c": 3, "d": 1}
+    assert {type(value) for value in metrics.values()} == {float}
+
+
+@pytest.mark.parametrize(
+    ("tells", "message"),
+    [
+        (None, "must return a dictionary of numbers by name; found None"),
+        ({"a": 1, "b": "2"}, "must return numbers; found '2' for 'b'"),
+        ({"a": torch.zeros(3)}, r"must return numbers; found tensor\(\[0., 0., 0.\]\) for 'a'"),
+    ],
+)
+def test_metrics_that_are_no_numbers_are_named(tells: Any, message: str) -> None:
+    learner = TorchLearner(Telling(OBS, spaces.Discrete(3), tells=tells))
+    with pytest.raises(TrainerError, match=rf"Telling\.metrics\(\) {message}"):
+        learner.step(*batch_of(spaces.Discrete(3), 0))
+
+
+def test_metrics_replace_no_number_of_the_run() -> None:
+    reporter = Reporter.__new__(Reporter)
+    reporter._subject = SimpleNamespace(trainer=Telling(OBS, spaces.Discrete(3), tells={"wall_s": 1.0}))  # type: ignore[assignment]
+    with pytest.raises(TrainerError, match=r"Telling\.metrics\(\) needs names other than .*; found 'wall_s'"):
+        reporter._trainer_scalars()
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------

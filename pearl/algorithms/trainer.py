@@ -626,8 +626,22 @@ class Trainer(abc.ABC):
         """Update target networks after a step."""
 
     def metrics(self) -> Mapping[str, float]:
-        """The algorithm's own numbers for the log, by name; called between steps."""
+        """The algorithm's own numbers for the log, by name; called between steps, also before the first one."""
         return {}
+
+    def own_metrics(self) -> dict[str, float]:
+        """The `metrics` as numbers; TrainerError for what is none."""
+        found: object = self.metrics()
+        called = f"{type(self).__name__}.metrics()"
+        if not isinstance(found, Mapping):
+            raise TrainerError(f"{called} must return a dictionary of numbers by name; found {found!r:.100}.")
+        numbers: dict[str, float] = {}
+        for name, value in found.items():
+            try:
+                numbers[name] = float("" if isinstance(value, str) else value)
+            except (TypeError, ValueError, RuntimeError) as error:  # the last of tensors of several elements
+                raise TrainerError(f"{called} must return numbers; found {value!r:.100} for {name!r}.") from error
+        return numbers
 
     def checkpoint_identity(self) -> dict[str, str]:
         """Settings, by name, that must be equal in a checkpoint and in the run that continues from it."""

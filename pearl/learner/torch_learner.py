@@ -110,7 +110,7 @@ class TorchLearner(TrainerLearner[TrainerLike]):
         columns = [_tensor(column) for column in self.columns_of(batch, self._batch._fields)]
         result = self.step_on_device(columns, _tensor(weights)).to("cpu", torch.float32).numpy()
         td_error = mean_td_error(result)
-        own = self.trainer.metrics() if isinstance(self.trainer, Trainer) else {}
+        own = self.trainer.own_metrics() if isinstance(self.trainer, Trainer) else {}
         gradients = None
         if self._gradients is not None:
             gradients = torch.cat(self._gradients or [torch.empty(0)]).numpy()

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from pearl.algorithms.trainer import Trainer, TrainerLike
 from pearl.error_place import described
-from pearl.errors import ConfigurationError
+from pearl.errors import ConfigurationError, TrainerError
 from pearl.runtime.evaluation import Evaluation
 from pearl.runtime.experience import Experience
 from pearl.runtime.learning_curve import plot_learning_curve
@@ -25,7 +25,7 @@ from pearl.runtime.progress import ProgressDisplay
 from pearl.runtime.rate import StepRate
 from pearl.runtime.recomposition import ComposerInputs
 from pearl.runtime.run_folder import RunFolder
-from pearl.runtime.run_log import EvaluationKind, RunLog, end_log_file, run_file_handler
+from pearl.runtime.run_log import PROGRESS_COLUMNS, EvaluationKind, RunLog, end_log_file, run_file_handler
 from pearl.runtime.run_state import Counters
 from pearl.runtime.telemetry import Telemetry, iteration_text
 
@@ -243,7 +243,13 @@ class Reporter:
         trainer = self._subject.trainer
         if not isinstance(trainer, Trainer):
             return {}
-        return {**trainer.scheduled_values(self._subject.counters.env_steps), **trainer.metrics()}
+        own = trainer.own_metrics()
+        if taken := own.keys() & set(PROGRESS_COLUMNS):
+            raise TrainerError(
+                f"{type(trainer).__name__}.metrics() needs names other than those of the run, such as "
+                f"{', '.join(PROGRESS_COLUMNS)}; found {min(taken)!r}."
+            )
+        return {**trainer.scheduled_values(self._subject.counters.env_steps), **own}
 
     def _power_scalars(self) -> dict[str, float]:
         power = self._power.newest()
