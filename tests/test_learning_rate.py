@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from programs import make_program, run
 from test_native_loop import Gradual, Setup, Soft
+from torch import nn
 from trainers import FallingDQN
 
 from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3
@@ -47,6 +49,28 @@ def test_all_learning_rates_fall(trainer_class: type[Trainer], optimizers: set[s
             for name in optimizers:
                 (group,) = getattr(trainer.parts, name).param_groups
                 assert group["lr"] == pytest.approx(share * RATES[name]), name
+
+
+class OwnOptimizers(DQN):
+    """Two groups with rates of their own, and an optimizer of another name."""
+
+    hidden_sizes = (8,)
+
+    def build(self) -> None:
+        super().build()
+        first, *others = self.q.parameters()
+        groups = [{"params": [first], "lr": 1e-4}, {"params": others}]
+        self.optimizer = torch.optim.RMSprop(groups, lr=1e-3)  # type: ignore[assignment]
+        self.heads = nn.Linear(8, 3)
+        self.heads_optimizer = torch.optim.Adam(self.heads.parameters(), lr=5e-3)
+
+
+def test_a_schedule_is_a_factor_of_the_rates_that_optimizers_were_made_with() -> None:
+    trainer = OwnOptimizers(OBS, spaces.Discrete(2), learning_rate_schedule="linear", learning_rate=2e-3)
+    for progress, share in ((0.25, 0.75), (0.5, 0.5), (0.0, 1.0)):
+        trainer.set_progress(progress)
+        groups = (*trainer.optimizer.param_groups, *trainer.heads_optimizer.param_groups)
+        assert [group["lr"] for group in groups] == pytest.approx([share * 1e-4, share * 1e-3, share * 5e-3])
 
 
 @pytest.mark.parametrize("trainer_class", [Gradual, Soft])

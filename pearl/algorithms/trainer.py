@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import itertools
 import math
 import numbers
 import operator
@@ -309,6 +310,7 @@ class Trainer(abc.ABC):
             super().__setattr__(name, value)
             if is_imported() and isinstance(value, torch.optim.Optimizer):
                 self._serve(value)
+                self._keep_rates(name, value)
 
     def _serve(self, optimizer: torch.optim.Optimizer) -> None:
         """Let the flat parameters that `optimizer` steps serve it."""
@@ -316,6 +318,16 @@ class Trainer(abc.ABC):
         for flat in vars(self).values():
             if isinstance(flat, FlatParameters) and any(flat.parameter is parameter for parameter in stepped):
                 flat.serve(optimizer)
+
+    def _keep_rates(self, name: str, optimizer: torch.optim.Optimizer) -> None:
+        """Keep the rates that an optimizer was made with, in units of its setting if it has one, for `set_progress`."""
+        unit = self._unit_of_rate(name)
+        rates: dict[str, list[float]] = vars(self).setdefault("_made_rates", {})
+        rates[name] = [float(group["lr"]) / unit for group in optimizer.param_groups]
+
+    def _unit_of_rate(self, optimizer: str) -> float:
+        setting = self._learning_rates.get(optimizer)
+        return 1.0 if setting is None else float(getattr(self, setting))
 
     @property
     def device(self) -> torch.device:
@@ -581,9 +593,11 @@ class Trainer(abc.ABC):
         """How much of the run is over, from 0 to 1: schedules follow it. Called between steps, before the next one."""
         if self.learning_rate_schedule != "constant":
             factor = factor_at(self.learning_rate_schedule, share)
-            for name, setting in self._learning_rates.items():
-                for group in getattr(getattr(self.parts, name, None), "param_groups", ()):
-                    group["lr"] = getattr(self, setting) * factor
+            made: dict[str, list[float]] = vars(self).get("_made_rates", {})
+            for name in self._learning_rates.keys() | made.keys():
+                groups = getattr(getattr(self.parts, name, None), "param_groups", ())
+                for group, own in zip(groups, made.get(name, itertools.repeat(1.0)), strict=False):
+                    group["lr"] = own * self._unit_of_rate(name) * factor
 
     @property
     def stated_rates(self) -> dict[str, float]:
