@@ -16,7 +16,8 @@ from torch import nn
 from trainers import FallingDQN
 
 from pearl.algorithms import DDPG, DQN, PPO, SAC, TD3
-from pearl.algorithms.trainer import Trainer
+from pearl.algorithms.trainer import Trainer, make_trainer
+from pearl.errors import TrainerError
 
 OBS = spaces.Box(-1.0, 1.0, (3,), np.float32)
 RATES = {"optimizer": 1e-3, "critic_optimizer": 1e-3, "actor_optimizer": 2e-3, "temperature_optimizer": 4e-3}
@@ -71,6 +72,19 @@ def test_a_schedule_is_a_factor_of_the_rates_that_optimizers_were_made_with() ->
         trainer.set_progress(progress)
         groups = (*trainer.optimizer.param_groups, *trainer.heads_optimizer.param_groups)
         assert [group["lr"] for group in groups] == pytest.approx([share * 1e-4, share * 1e-3, share * 5e-3])
+
+
+class WithScheduler(DQN):
+    def build(self) -> None:
+        super().build()
+        self.schedules = [torch.optim.lr_scheduler.StepLR(self.optimizer, 10)]
+
+
+def test_a_scheduler_beside_a_schedule_is_refused() -> None:
+    found = r'WithScheduler.schedules.0 is a StepLR, but learning_rate_schedule=.linear. .* Set .* = "constant"'
+    with pytest.raises(TrainerError, match=found):
+        make_trainer(WithScheduler, OBS, spaces.Discrete(2))
+    make_trainer(WithScheduler, OBS, spaces.Discrete(2), settings={"learning_rate_schedule": "constant"})
 
 
 @pytest.mark.parametrize("trainer_class", [Gradual, Soft])

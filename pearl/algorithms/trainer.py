@@ -1070,6 +1070,7 @@ def check_trainer(trainer: TrainerLike, observation_space: gym.Space[Any], actio
             f"{wanted}."
         )
     if isinstance(trainer, Trainer):
+        _check_schedulers(trainer)
         try:
             trainer.update_rule()
         except AttributeError as error:
@@ -1079,6 +1080,20 @@ def check_trainer(trainer: TrainerLike, observation_space: gym.Space[Any], actio
             ) from error
     if isinstance(action_space, spaces.Discrete):
         _check_discrete(name, action, int(action_space.n), action_space)
+
+
+def _check_schedulers(trainer: Trainer) -> None:
+    """Raise TrainerError where a scheduler of torch would change rates that a setting sets again."""
+    scheduler = torch.optim.lr_scheduler.LRScheduler
+    held = attributes_of(trainer, (scheduler,))
+    name = next((name for name, value in held.items() if isinstance(value, scheduler)), None)
+    if name is not None and trainer.learning_rate_schedule != "constant":
+        shown = f"{type(trainer).__name__}.{name}"
+        raise TrainerError(
+            f"{shown} is a {type(held[name]).__name__}, but learning_rate_schedule={trainer.learning_rate_schedule!r} "
+            'sets the same rates as the run goes on. Set learning_rate_schedule = "constant" in the class, or leave '
+            "the scheduler out."
+        )
 
 
 def _check_discrete(name: str, actions: torch.Tensor, count: int, space: gym.Space[Any]) -> None:
