@@ -157,6 +157,32 @@ def test_snapshots_follow_networks_that_the_trainer_replaces(trainer: type) -> N
     np.testing.assert_array_equal(found, policy_snapshot(made))
 
 
+class Diverging:
+    """Its weights become NaN, while its priorities do not show it. Its mask is infinite, as attention's are."""
+
+    def __init__(self) -> None:
+        self.policy = nn.Linear(6, 3)
+        self.policy.register_buffer("mask", torch.full((3,), -torch.inf))
+
+    def get_action(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.policy(obs).argmax(1)
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.policy.bias[1] /= 0.0
+            self.policy.bias[1] *= 0.0
+        return torch.ones_like(weights)
+
+
+def test_weights_that_are_no_numbers_do_not_reach_actors() -> None:
+    learner = TorchLearner(make_trainer(Diverging, OBS, spaces.Discrete(3)))
+    out = np.zeros(learner.weight_count, np.float32)
+    learner.write_weights(out)
+    learner.step(*batch_of(spaces.Discrete(3), 0))
+    with pytest.raises(TrainerError, match=r"The training diverged: 1 of the policy's 24 weights are NaN"):
+        learner.write_weights(out)
+
+
 @pytest.mark.parametrize(
     ("trainer", "reset", "message"),
     [

@@ -25,7 +25,7 @@ from pearl.algorithms.trainer import (
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.lazy_torch import torch
 from pearl.learner.protocol import StepResult
-from pearl.learner.trainer_learner import TrainerLearner
+from pearl.learner.trainer_learner import TrainerLearner, require_numbers
 
 if TYPE_CHECKING:
     from pearl.backends.torch_support import Around, DeviceSteps
@@ -150,9 +150,10 @@ class TorchLearner(TrainerLearner[TrainerLike]):
         return priorities.detach()
 
     def write_weights(self, out: np.ndarray) -> None:
-        """The policy that the trainer has now."""
+        """The policy that the trainer has now; TrainerError if it holds NaN."""
         self._follow_trainer()
         super().write_weights(out)
+        require_numbers(out)
 
     def fused_iteration(self, replay: object, storage: object, batch_size: int) -> FusedIteration | None:
         """Iterations whose batches stay on the device; None if `replay` or `storage` is elsewhere."""

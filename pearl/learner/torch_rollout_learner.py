@@ -12,7 +12,7 @@ from pearl.algorithms.on_policy import Minibatch, OnPolicyTrainer
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.lazy_torch import torch
 from pearl.learner.torch_learner import least_step_us
-from pearl.learner.trainer_learner import TrainerRolloutLearner
+from pearl.learner.trainer_learner import TrainerRolloutLearner, require_numbers
 from pearl.rollout.columns import BEGINS, VALUE, rows_of_sequences
 from pearl.spec import STATE
 
@@ -46,9 +46,10 @@ class TorchRolloutLearner(TrainerRolloutLearner):
         torch.set_num_threads(self.threads)
 
     def write_weights(self, out: np.ndarray) -> None:
-        """The policy that the trainer has now."""
+        """The policy that the trainer has now; TrainerError if it holds NaN."""
         self._follow_trainer()
         super().write_weights(out)
+        require_numbers(out)
 
     def train(self, rollout: Mapping[str, np.ndarray], rows: np.ndarray | None = None) -> Mapping[str, float]:
         """Train on the columns of a rollout; the result has what `update_minibatch` returns, averaged.

@@ -98,6 +98,17 @@ class _OfTrainer(Generic[T]):
             offset += len(array)
 
 
+def require_numbers(weights: np.ndarray) -> None:
+    """Raise TrainerError for a policy snapshot with NaN. Infinite numbers may be a network's own, as in masks."""
+    if math.isnan(np.dot(weights, weights)):  # any NaN makes the product NaN
+        raise TrainerError(
+            f"The training diverged: {int(np.isnan(weights).sum()):,} of the policy's {len(weights):,} weights are "
+            "NaN. Look at the loss for divisions by 0, roots and logarithms, and at the batches for huge numbers; a "
+            "smaller learning rate or max_grad_norm may help. Do not use these weights: --resume continues from the "
+            "last checkpoint."
+        )
+
+
 class TrainerLearner(_OfTrainer[T], Learner, Generic[T]):
     """The Learner of `trainer`; the policy's tensors must not be replaced while it lives."""
 
