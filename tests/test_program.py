@@ -302,6 +302,18 @@ def test_serial_runs_repeat_and_resume_to_the_bit(tmp_path: Path, quick_profiles
     assert origin.file == str(checkpoints(tmp_path / "half")[-1]), "where --checkpoint-dir says"
 
 
+@pytest.mark.parametrize(("interval", "warns"), [("8", True), ("320", False)])
+def test_a_serial_run_whose_checkpoints_leave_no_episode_says_so(
+    programs: dict[int, Path], tmp_path: Path, interval: str, warns: bool
+) -> None:
+    arguments = ("--serial", "--timesteps", "640", "--checkpoint-interval", interval, "--eval-episodes", "0")
+    code, output = run(programs[2], *arguments, "--run-dir", str(tmp_path / "run"))
+    assert code == 0, output
+    assert output.count("No episode has ended so far, and in serial mode") == warns
+    assert (f"the {interval} steps of all environments" in output) == warns
+    assert (summary(tmp_path / "run")["episodes"] == 0) == warns
+
+
 def test_an_evaluation_that_waits_for_training_is_made_after_a_resumption(
     programs: dict[int, Path], tmp_path: Path
 ) -> None:

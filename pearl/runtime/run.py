@@ -160,6 +160,7 @@ class Run(abc.ABC):
         self._drift = self._drift_watch()
         self._drift_at = (-math.inf, 0, 0.0)  # time, steps and busy seconds of the last observation
         self._recompose_because = ""
+        self._warned_of_cut_episodes = False
         self.error = ""  # what ended the run, if it failed
         own = self.settings.get("callbacks", getattr(trainer_class, "callbacks", ()))
         self._callbacks = CallbackCalls(own, callbacks, Context(self), self._callback_failed)
@@ -748,6 +749,18 @@ class Run(abc.ABC):
         self._callbacks.call("on_checkpoint", path)
         if self.options.serial:
             self._supervisor.restart_inline(self.counters.env_steps)
+            self._warn_of_cut_episodes()
+
+    def _warn_of_cut_episodes(self) -> None:
+        """Serial mode: once, if no episode has ended before a checkpoint that starts new ones."""
+        if self.counters.episodes == 0 and not self._warned_of_cut_episodes:
+            self._warned_of_cut_episodes = True
+            logger.warning(
+                "No episode has ended so far, and in serial mode a checkpoint starts new ones. Those that take longer "
+                "than the %s steps of all environments between two checkpoints never end: set --checkpoint-interval "
+                "to more.",
+                f"{self.options.checkpoint_interval:,}",
+            )
 
     def _save_into(self, directory: Path) -> Path:
         """Write a checkpoint; called only when nothing is under way."""
