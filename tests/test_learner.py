@@ -14,7 +14,7 @@ from torch import nn
 
 from pearl.actors.torch_policy import TorchPolicy
 from pearl.algorithms import DDPG, DQN, Batch, Trainer
-from pearl.algorithms.trainer import make_trainer, policy_snapshot, set_evaluation_mode
+from pearl.algorithms.trainer import make_trainer, policy_snapshot, set_evaluation_mode, splits_batches
 from pearl.errors import ConfigurationError, TrainerError
 from pearl.learner.torch_learner import TorchLearner, load_policy_weights
 from pearl.runtime.reporting import Reporter
@@ -376,9 +376,20 @@ def test_priorities_of_another_shape_are_refused(shape: tuple[int, int]) -> None
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
+class Halved(DQN):
+    """Priorities of its own, which the phases of DQN know nothing of."""
+
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        return super().update_policy(batch, weights) / 2
+
+
 def test_a_trainer_with_its_own_update_takes_whole_batches_only() -> None:
-    with pytest.raises(ConfigurationError, match=r"Normalised defines its own update_policy.*sub_batches must be 1"):
-        TorchLearner(Normalised(), sub_batches=2)
+    for trainer in (Normalised(), Halved(OBS, spaces.Discrete(3))):
+        name = type(trainer).__name__
+        with pytest.raises(ConfigurationError, match=rf"{name} defines its own update_policy.*sub_batches must be 1"):
+            TorchLearner(trainer, sub_batches=2)
+        assert not splits_batches(type(trainer)), "the composer asks this before it measures parts of batches"
+    assert splits_batches(Telling)
     batch, weights = batch_of(spaces.Discrete(3), 0)
     np.testing.assert_allclose(
         TorchLearner(Normalised()).step(batch, weights).priorities, abs(batch["reward"]) * weights

@@ -720,7 +720,14 @@ class Trainer(abc.ABC):
 
 def splits_batches(trainer_class: type) -> bool:
     """Whether a Learner may train on a batch in parts, by the phases of a `Trainer`."""
-    return issubclass(trainer_class, Trainer) and trainer_class._rows_are_independent
+    return not has_own_update(trainer_class) and trainer_class._rows_are_independent  # type: ignore[attr-defined]
+
+
+def has_own_update(trainer_class: type) -> bool:
+    """Whether `update_policy` is code of the class, which the phases of a `Trainer` would leave out."""
+    if not issubclass(trainer_class, Trainer):
+        return True
+    return inspect.getattr_static(trainer_class, "update_policy") is not vars(Trainer)["update_policy"]
 
 
 def is_as_built_in(trainer_class: type) -> bool:

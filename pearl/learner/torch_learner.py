@@ -18,6 +18,7 @@ from pearl.algorithms.trainer import (
     TrainerLike,
     arrays_of,
     batch_type_of,
+    has_own_update,
     load_concatenated,
     policy_tensors,
     splits_batches,
@@ -66,10 +67,10 @@ class TorchLearner(TrainerLearner[TrainerLike]):
     ) -> None:
         if sub_batches < 1 or threads < 1:
             raise ConfigurationError(f"threads and sub_batches must be at least 1; found {threads}, {sub_batches}.")
-        if sub_batches > 1 and not isinstance(trainer, Trainer):
+        if sub_batches > 1 and has_own_update(type(trainer)):
             raise ConfigurationError(
                 f"{type(trainer).__name__} defines its own update_policy, which trains on whole batches: "
-                "sub_batches must be 1. Derive from pearl.algorithms.Trainer to split them."
+                "sub_batches must be 1. Derive from pearl.algorithms.Trainer and define its phases to split them."
             )
         if sub_batches > 1 and not splits_batches(type(trainer)):
             raise ConfigurationError(
