@@ -18,7 +18,7 @@ import pytest
 import trainers
 from gymnasium.wrappers import TimeAwareObservation
 from programs import ONE_CPU, TWO_CPUS, CsvPair, described
-from trainers import FailsInTraining, TinyDQN
+from trainers import FailsInRollouts, FailsInTraining, ForgetsRollouts, TinyDQN
 
 from composer import AssignmentMatrix, Placement
 from composer import Composer as ComposerItself
@@ -489,6 +489,24 @@ def test_a_trainer_that_raises_while_it_is_profiled_is_named_with_its_line(csv_p
     where = re.escape(f"KeyError: 'oops' ({trainers.__file__}, line {line}, in update_policy)")
     with pytest.raises(TrainerError, match=f"FailsInTraining failed while its training step was profiled: {where}"):
         composer.run()
+
+
+@pytest.mark.parametrize(
+    ("trainer", "message"),
+    [
+        (
+            FailsInRollouts,
+            r"FailsInRollouts failed while its training step was profiled: KeyError: 'columns' \(.*, line",
+        ),
+        (ForgetsRollouts, r"ForgetsRollouts.update_minibatch\(\) must return the parts .*; found None\."),
+    ],
+)
+def test_a_trainer_of_rollouts_that_fails_while_it_is_profiled_is_named(trainer: type, message: str) -> None:
+    composer = Composer(progress=False)
+    composer.set_actors(1, env="CartPole-v1", envs_per_actor=2)
+    composer.set_train_function(trainer)
+    with pytest.raises(TrainerError, match=message):
+        composer.run(budget_s=0)
 
 
 def test_missing_calls_are_named(csv_pair: CsvPair) -> None:

@@ -157,6 +157,18 @@ class TinyPPO(PPO):
     epochs = 2
 
 
+class ForgetsRollouts(TinyPPO):
+    """Its update returns nothing."""
+
+    def update_minibatch(self, minibatch: Any) -> Any:
+        super().update_minibatch(minibatch)
+
+
+class FailsInRollouts(TinyPPO):
+    def update_minibatch(self, minibatch: Any) -> Any:
+        return {"rows": minibatch}["columns"]
+
+
 class OwnTrainer:
     """Nothing but the two members that a trainer must have, and a network."""
 

@@ -61,7 +61,7 @@ QUICK_BUDGET_S = 0.15  # of one that need not be thorough
 _SLOW_BY_BOUND, _SLOW_BY_WARM_UP = 1.2, 2.0
 
 _FANOUTS = (4, 8, 16, 32, 64)
-_WITH_LEARNER = ("learner", "pair", "learners")  # primitives that run the Learner
+_WITH_LEARNER = ("learner", "pair", "learners", "rollout learner")  # primitives that run the Learner
 
 _Storage = TypeVar("_Storage", bound=AnyStorage)
 

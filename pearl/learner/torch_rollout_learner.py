@@ -75,7 +75,7 @@ class TorchRolloutLearner(TrainerRolloutLearner):
             on_device = torch.from_numpy(order).to(self.device)
             for first in range(0, len(order), per_minibatch):
                 picked = on_device[first : first + per_minibatch]
-                parts, goes_on = self.trainer.update_minibatch(divided.minibatch(picked))
+                parts, goes_on = self._update(divided.minibatch(picked))
                 _require_finite(parts)
                 for name, part in parts.items():
                     sums[name] = sums.get(name, 0.0) + part
@@ -85,6 +85,15 @@ class TorchRolloutLearner(TrainerRolloutLearner):
                 steps += 1
         means = {name: total / counts[name] for name, total in sums.items()}
         return {**means, "minibatches": float(steps), "epochs": float(epochs)}
+
+    def _update(self, minibatch: Minibatch) -> tuple[Mapping[str, float], bool]:
+        found: object = self.trainer.update_minibatch(minibatch)
+        if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Mapping):
+            return found
+        raise TrainerError(
+            f"{type(self.trainer).__name__}.update_minibatch() must return the parts of the loss by name and whether "
+            f'training goes on, such as {{"policy_loss": 0.1}}, True; found {found!r:.100}.'
+        )
 
     def _sequences(self, whole: Minibatch, rows: np.ndarray | None, rollout: Mapping[str, np.ndarray]) -> _Sequences:
         state, begins = rollout[STATE], rollout.get(BEGINS)
