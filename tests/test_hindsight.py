@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from goal_environments import CountUp, FlipDQN, next_step_vector  # registers PearlCountUp-v0
 from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
 from programs import CsvPair, make_program, run, summary
 from trainers import TinyDQN
 
@@ -134,7 +135,7 @@ def test_steps_themselves_are_as_without_it() -> None:
 
 
 def test_what_waits_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hindsight, "_LONGEST", 20)
+    monkeypatch.setattr(hindsight, "_LONGEST", 70)  # more than there is room for at first
     train = TrainSpec(gamma=GAMMA, hindsight_goals=2)
     actor = actor_of(train, env_kwargs={"length": 10_000}, envs=2)
     made = actor._hindsight
@@ -142,10 +143,12 @@ def test_what_waits_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = collect(actor, 50, relabelled_only=True)
     goals, steps = rows["obs"][:, DESIRED.start], rows["obs"][:, STEP]
     assert (goals > steps).all()
-    assert ((goals - 1) // 20 == steps // 20).all(), "a goal of the same 20 steps"
+    assert set(steps) >= set(range(140))
+    assert (rows["next_obs"][:, STEP] == steps + 1).all()
+    assert ((goals - 1) // 70 == steps // 70).all(), "a goal of the same 70 steps"
     assert (rows["discount"] == np.float32(GAMMA)).all(), "the episode goes on"
     assert len(made._waiting) <= 2
-    assert made._room < 100
+    assert made._room < 200
 
 
 def test_numbers_as_goals() -> None:
@@ -370,17 +373,19 @@ def test_the_goals_that_a_function_fails_with_are_named() -> None:
     actor.close()
 
 
-@pytest.mark.parametrize("explained", [False, True])
-def test_an_end_of_another_cause_is_one_for_all_goals(explained: bool) -> None:
-    actor = actor_of(TrainSpec(n_step=2, gamma=GAMMA, hindsight_goals=2), env_kwargs={"kind": "terminates"})
+@pytest.mark.parametrize("cause", ["another", "its goal", "time"])
+def test_an_end_of_another_cause_is_one_for_all_goals(cause: str) -> None:
+    offered = {"kind": "terminates", "length": 99 if cause == "time" else LENGTH}
+    limit = (TimeLimit, {"max_episode_steps": LENGTH})  # cuts an episode short, which ends it for no goal
+    actor = actor_of(TrainSpec(n_step=2, gamma=GAMMA, hindsight_goals=2), env_kwargs=offered, wrappers=[limit])
     made = actor._hindsight
     assert made is not None
     # The goal of the episode itself is -1. Others never end one here.
-    made._terminated = lambda a, d, info: explained and np.take(d, 0, axis=-1) == -1
+    made._terminated = lambda a, d, info: cause == "its goal" and np.take(d, 0, axis=-1) == -1
     rows = collect(actor, 20, relabelled_only=True)
     at_end = rows["next_obs"][:, STEP] == LENGTH
     assert at_end.any()
-    assert ((rows["discount"] == 0) == (at_end & (not explained))).all()
+    assert ((rows["discount"] == 0) == (at_end & (cause == "another"))).all()
 
 
 def test_an_actor_that_asks_for_many_rewards_shows_that_it_lives() -> None:
