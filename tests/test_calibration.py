@@ -154,6 +154,17 @@ def test_an_unwritable_file_leaves_the_store_in_memory_with_one_warning(
     assert caplog.text.count("calibration file") == 1
 
 
+def test_a_corrupt_file_that_cannot_be_set_aside_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "c.json").write_text("{")
+    (tmp_path / "c.json.lock").mkdir()
+    store = CalibrationStore(tmp_path / "c.json")
+    store.put(key(), VALUES)
+    assert "cannot be renamed (Is a directory), but is corrupt" in caplog.text
+    assert caplog.text.count("calibration file") == 1
+    assert store.get(key()) == VALUES
+    assert (tmp_path / "c.json").read_text() == "{"
+
+
 def test_a_lock_that_stays_taken_is_waited_for_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
