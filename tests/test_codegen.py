@@ -574,13 +574,14 @@ def as_main(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 
 def test_class_of_the_composing_script(as_main: Any, tmp_path: Path) -> None:
-    assert trainer_import(as_main(CLASS + GUARD), ()) == UserImport("my_script", "Mine", tmp_path.resolve())
+    for text in (CLASS + GUARD, "if True:\n    class Mine: pass\n" + GUARD):
+        assert trainer_import(as_main(text), ()) == UserImport("my_script", "Mine", tmp_path.resolve())
 
 
 @pytest.mark.parametrize(
     ("text", "name", "advice"),
     [
-        pytest.param(CLASS + "composed = 1\n", "my_script.py", 'if __name__ == "__main__":', id="no-guard"),
+        pytest.param(CLASS + "if True:\n    composed = 1\n", "s.py", 'if __name__ == "__main__":', id="no-guard"),
         pytest.param(CLASS + GUARD, "my-script.py", "rename", id="no-identifier"),
         pytest.param('if __name__ == "__main__":\n    class Mine: pass\n', "s.py", "top level", id="inside-guard"),
         pytest.param("Mine = type('Mine', (), {})\n" + GUARD, "s.py", "top level", id="made-by-a-call"),
