@@ -6,6 +6,8 @@ import math
 import random
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 
 from pearl.algorithms import DQN, Batch
 from pearl.algorithms.trainer import policy_tensors
+from pearl.backends.cuda.storage import TorchDataStorage
 from pearl.errors import ConfigurationError, PearlError, QueueClosedError, TrainerError
 from pearl.ipc.queues import Bell, WeightSyncQueue
 from pearl.learner.torch_learner import TorchLearner
@@ -26,6 +29,7 @@ from pearl.runtime.queues import DataCollectionQueue
 from pearl.runtime.rate import StepRate
 from pearl.runtime.replay_ratio import ReplayRatio
 from pearl.runtime.run_state import Counters
+from pearl.runtime.supervision import Supervisor
 from pearl.runtime.workers import (
     AssignmentQueue,
     DoneQueue,
@@ -56,6 +60,11 @@ class Broken(Tiny):
 class Misconfigured(Tiny):
     def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
         raise ConfigurationError("not like this")
+
+
+class Diverging(Tiny):
+    def update_policy(self, batch: Batch, weights: torch.Tensor) -> torch.Tensor:
+        raise TrainerError("It diverged.")
 
 
 class Miscounting(Tiny):
@@ -241,6 +250,34 @@ def test_an_error_of_the_trainer_reaches_the_host(
     with pytest.raises(kind, match=message) as error:
         s.worker.check()
     assert isinstance(error.value.__cause__, cause)
+
+
+@pytest.mark.parametrize("kept", [None, DataStorage, partial(TorchDataStorage, device="cpu")])
+def test_the_batch_of_a_step_that_failed_is_saved_with_its_transitions(tmp_path: Path, kept: Any) -> None:
+    """Also where the transitions are with the Learner, so that messages carry indices only."""
+    storage = filled()[0] if kept is None else kept(SPEC, CAPACITY)
+    if kept is not None:
+        storage.insert(rows_of(0, CAPACITY))
+    s, sample, path = (
+        setting1(Diverging, storage=storage if kept else None),
+        batches(1)[0],
+        tmp_path / "failed_batch.npz",
+    )
+    with Supervisor(tmp_path, serial=True, say=print) as supervisor:
+        supervisor.launch(s.worker)
+        s.laq.assign(sample, storage)
+        supervisor.run_inline("CartPole-v1", collect=False)
+        with pytest.raises(TrainerError, match=r"^It diverged\. The batch was saved as .*failed_batch\.npz"):
+            supervisor.check_workers()
+        found = dict(np.load(path))
+        expected = {name: column[sample.indices] for name, column in rows_of(0, CAPACITY).items()} | sample._asdict()
+        assert found.keys() == expected.keys()
+        for name, column in expected.items():
+            np.testing.assert_array_equal(found[name], column, err_msg=name)
+        path.unlink()
+        path.mkdir()
+        with pytest.raises(TrainerError, match=r"^It diverged\. The batch could not be saved as .*: .*Is a directory"):
+            supervisor.check_workers()
 
 
 def test_an_error_in_serial_mode_reads_like_one_of_a_thread() -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from pearl.error_place import described
 from pearl.errors import PearlError, QueueClosedError
 from pearl.ipc.queues import Bell, ColumnQueue, WeightSyncQueue
+from pearl.lazy_torch import is_tensor
 from pearl.learner.protocol import FusedIteration, FusedLoop, Learner
 from pearl.recorder import Event, Recorder
 from pearl.replay.protocol import ReplayManager, Sample
@@ -271,6 +272,7 @@ class LearnerWorker(Worker):
         self.cores = getattr(target, "threads", None)
         self._host = laq.times
         self._learner, self._storage = target, storage
+        self._gathered: Mapping[str, Any] = {}  # the columns of the batch being trained, if they are with the Learner
         self._times = Recorder()
         self._publisher = _WeightPublisher(target, wsq, weight_sync_interval)
         self._publisher.publish()
@@ -280,9 +282,13 @@ class LearnerWorker(Worker):
         self._publisher.restart()
 
     def last_batch(self) -> dict[str, np.ndarray]:
-        """The batch of the message that is being processed."""
+        """The batch of the message that is being processed, with its transitions wherever they are."""
         found = self.laq.peek()
-        return {} if found is None else {name: column.copy() for name, column in found[0].items() if name != "batch"}
+        if found is None:
+            return {}
+        batch = {name: column.copy() for name, column in found[0].items() if name != "batch"}
+        gathered = self._gathered.items()
+        return batch | {name: (c.cpu().numpy() if is_tensor(c) else np.array(c)) for name, c in gathered}
 
     def take(self, timeout_s: float) -> bool:
         """Train one batch."""
@@ -293,7 +299,8 @@ class LearnerWorker(Worker):
         times.begin()
         batch: Mapping[str, Any] = message
         if self._storage is not None:
-            batch = self._storage.gather(message["indices"])
+            self._gathered = {}
+            batch = self._gathered = self._storage.gather(message["indices"])
             times.end("gather")
         result = self._learner.step(batch, message["weights"])
         times.end("train")
