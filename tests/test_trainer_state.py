@@ -272,6 +272,15 @@ def test_torchs_random_state_goes_on_where_it_stood(tmp_path: Path) -> None:
     assert torch.equal(torch.rand(5), expected)
 
 
+def test_torchs_random_state_of_a_gpu_that_is_not_here_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    absent = f"cuda.{torch.cuda.device_count()}"
+    tensors = torch_random_tensors()
+    expected = torch.rand(5)
+    restore_torch_random({absent: torch.zeros(16, dtype=torch.uint8), **tensors})
+    assert torch.equal(torch.rand(5), expected)
+    assert f"a random state of {absent}, which is absent here" in caplog.text
+
+
 def test_torchs_random_state_of_the_wrong_kind_is_refused() -> None:
     with pytest.raises(CheckpointError, match="random state of cpu"):
         restore_torch_random({"cpu": torch.zeros(3)})
