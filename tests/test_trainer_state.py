@@ -265,6 +265,13 @@ def test_a_trainer_without_networks_is_told_what_to_do() -> None:
         module_tensors(object.__new__(type("Empty", (), {})))
 
 
+def test_an_attribute_that_takes_the_name_of_torchs_random_states_is_refused() -> None:
+    trainer = Trainer(OPTIMIZERS["adam"])
+    trainer.random = torch.Generator()  # type: ignore[attr-defined]
+    with pytest.raises(CheckpointError, match="attribute 'random' takes a reserved name"):
+        module_tensors(trainer)
+
+
 def test_torchs_random_state_goes_on_where_it_stood(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, CheckpointState(1, tensors={RANDOM_GROUP: torch_random_tensors()}))
     expected = torch.rand(5)
