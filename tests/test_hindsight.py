@@ -334,6 +334,8 @@ def test_an_end_that_is_neither_true_nor_false_ends_the_actor(said: Any) -> None
     [
         (spaces.Box(0, 1, (2,), np.float64), spaces.Box(-9, 9, (2,), np.float32), True),
         (spaces.Box(0, 1, (2,), np.float32), spaces.Box(0, 9, (2,), np.int64), False),
+        (spaces.Box(0, 4, (), np.int64), spaces.Discrete(5), False),
+        (spaces.Dict(a=spaces.Box(0, 1, (2,))), spaces.Box(0, 1, (2,)), False),
         (spaces.Discrete(5), spaces.Discrete(5), True),
         (spaces.Discrete(5), spaces.Discrete(7), False),
         (spaces.Discrete(5), spaces.Discrete(5, start=1), False),
