@@ -3,6 +3,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import importlib
 import os
 import re
 import subprocess
@@ -590,6 +591,49 @@ def test_class_of_the_composing_script(as_main: Any, tmp_path: Path) -> None:
 def test_class_of_a_script_that_cannot_be_imported(as_main: Any, text: str, name: str, advice: str) -> None:
     with pytest.raises(GenerationError, match=re.escape(advice)):
         trainer_import(as_main(text, name), ())
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_class_of_a_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed: bool) -> None:
+    """Of the user's own, the program is told the folder; of an installed one, the shortest name is imported."""
+    name = "pearl_test_installed" if installed else "pearl_test_own"
+    root = tmp_path / "site-packages" if installed else tmp_path
+    (root / name / "deep").mkdir(parents=True)
+    (root / name / "__init__.py").write_text(f"from {name}.deep.part import Shown\n{CLASS}")
+    (root / name / "deep" / "part.py").write_text("class Shown: pass\nclass Hidden: pass\n")
+    monkeypatch.syspath_prepend(str(root))
+    package = importlib.import_module(name)
+    classes = (package.Mine, package.Shown, package.deep.part.Hidden)
+    modules = (name, name if installed else f"{name}.deep.part", f"{name}.deep.part")
+    for made, module in zip(classes, modules, strict=True):
+        assert trainer_import(made, ()) == UserImport(module, made.__name__, None if installed else root.resolve())
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "with_file", "wrong"),
+    [
+        ("shown", "Mine", True, None),
+        ("shown", "Alias", True, None),
+        ("shown", "Session", True, "cannot have a trainer class named 'Session'"),
+        ("not-shown", "Mine", True, "cannot be imported by the name 'not-shown'"),
+        ("shown", "Mine", False, "no source file"),
+        ("__main__", "Mine", True, "no source file"),  # a module that each program calls its own
+    ],
+)
+def test_class_of_a_module_that_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str, name: str, with_file: bool, wrong: str | None
+) -> None:
+    made = types.ModuleType(module)
+    mine = type("Mine", (DQN,), {})
+    setattr(made, name, mine)
+    if with_file:
+        made.__file__ = str(tmp_path / "shown.py")
+    monkeypatch.setitem(sys.modules, module, made)
+    if wrong is None:
+        assert trainer_import(mine, {"Session"}, module) == UserImport(module, name, tmp_path.resolve())
+    else:
+        with pytest.raises(GenerationError, match=wrong):
+            trainer_import(mine, {"Session"}, module)
 
 
 @pytest.mark.parametrize("file", [None, "<stdin>"])
