@@ -10,6 +10,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -709,6 +710,15 @@ def test_unwritable_path_is_named(tmp_path: Path) -> None:
         assert str(path) in str(caught.value)
         assert "another path" in str(caught.value)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
+
+
+def test_a_program_names_the_files_that_it_was_composed_from(tmp_path: Path) -> None:
+    devices, connections = tmp_path / "devices.csv", tmp_path / "connections.csv"
+    for file in (devices, connections):
+        file.write_text(file.name)
+    made = dataclasses.replace(source(placed("cpu0", "cpu0")), device_file=devices, connection_file=connections)
+    named = [f"{path.name} sha256:{sha256(path.read_bytes()).hexdigest()[:12]}" for path in (devices, connections)]
+    assert f'composed_from="{", ".join(named)}"' in text_of(made)
 
 
 def test_failed_generation_leaves_the_earlier_program(tmp_path: Path) -> None:
