@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from programs import ONE_CPU, CsvPair, described
 from test_actor import GAMMA, CountEnv, collect, joined, setup_of, sorted_rows
@@ -349,6 +350,17 @@ def test_what_wraps_single_environments_needs_single_environments() -> None:
             make_vector_env(ActorSpec("CartPole-v1", wrappers=(gym.wrappers.TimeAwareObservation,), vectorization=kind))  # type: ignore[arg-type]
         with pytest.raises(EnvError, match="An environment given as a callable makes single"):
             make_vector_env(ActorSpec(counting, vectorization=kind))  # type: ignore[arg-type]
+
+
+def test_an_environment_that_cannot_be_made_in_the_way_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, entry in (("PearlSingle-v0", "entry_point"), ("PearlVector-v0", "vector_entry_point")):
+        spec = EnvSpec(name, **{"entry_point": None, entry: counting})  # type: ignore[arg-type]
+        monkeypatch.setitem(gym.registry, name, spec)
+    with pytest.raises(EnvError, match=r"^PearlSingle-v0 has no vector of its own.*Leave it out"):
+        make_vector_env(ActorSpec("PearlSingle-v0", vectorization="vector_entry_point"))
+    for make in (lambda spec: make_vector_env(spec), lambda spec: make_single_envs(spec, 1), probe):
+        with pytest.raises(EnvError, match=r"^PearlVector-v0 can be made only as a vector.*vector_entry_point"):
+            make(ActorSpec("PearlVector-v0"))
 
 
 def test_the_fastest_of_the_same_environment_is_taken() -> None:

@@ -178,6 +178,15 @@ class _OfSingles(Vectorization):
         given: list[Any] = [functools.partial(_applied, *wrapped) for wrapped in spec.wrapped]
         return [*given, mask_env, _ForVector, prepare_env, check]
 
+    def _named_single(self, spec: ActorSpec) -> str | EnvSpec:
+        known = self.find(spec)
+        if known is not None and known.entry_point is None:
+            raise EnvError(
+                f"{spec.env_name} can be made only as a vector, not as single environments: take "
+                'vectorization="vector_entry_point".'
+            )
+        return _named(spec)
+
     def make_single(self, spec: ActorSpec, count: int) -> list[gym.Env[Any, Any]]:
         return _SYNC.singles(spec, count)
 
@@ -193,7 +202,7 @@ class _Sync(_OfSingles):
         return [make() for make in self._makes(spec, count)]
 
     def _makes(self, spec: ActorSpec, count: int) -> list[Callable[[], gym.Env[Any, Any]]]:
-        named = _named(spec)
+        named = self._named_single(spec)
         found = environment_of(spec) or named  # Gymnasium says each time that a name is of an old version
         return [functools.partial(self._one, spec, found if index else named) for index in range(count)]
 
@@ -213,7 +222,7 @@ class _Async(_OfSingles):
         # "spawn": the process may have threads, which a fork would leave in any state. Actors copy observations
         # themselves.
         return gym.make_vec(
-            _named(spec),
+            self._named_single(spec),
             num_envs=count,
             vectorization_mode="async",
             vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP, "context": "spawn", "copy": False},
@@ -239,6 +248,12 @@ class _Own(Vectorization):
     """The environment's own vector, registered as its `vector_entry_point`."""
 
     def make(self, spec: ActorSpec, count: int) -> AnyVector:
+        known = self.find(spec)
+        if known is not None and known.vector_entry_point is None:
+            raise EnvError(
+                f'{spec.env_name} has no vector of its own, which vectorization="vector_entry_point" takes. Leave it '
+                'out, or take "async".'
+            )
         options: dict[str, Any] = dict(spec.env_kwargs)
         return gym.make_vec(_named(spec), num_envs=count, vectorization_mode="vector_entry_point", **options)
 
