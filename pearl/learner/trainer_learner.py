@@ -100,7 +100,7 @@ class _OfTrainer(Generic[T]):
 
 def require_numbers(weights: np.ndarray) -> None:
     """Raise TrainerError for a policy snapshot with NaN. Infinite numbers may be a network's own, as in masks."""
-    if math.isnan(np.dot(weights, weights)):  # any NaN makes the product NaN
+    if math.isnan(weights.min(initial=0.0)):  # a minimum with any NaN is NaN
         raise TrainerError(
             f"The training diverged: {int(np.isnan(weights).sum()):,} of the policy's {len(weights):,} weights are "
             "NaN. Look at the loss for divisions by 0, roots and logarithms, and at the batches for huge numbers; a "
