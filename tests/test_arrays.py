@@ -7,6 +7,7 @@ import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,11 @@ from pearl.algorithms.arrays import ArrayAdam, ArrayModule, TorchRandom
 from pearl.algorithms.trainer import make_trainer, policy_snapshot, uses_masks
 from pearl.backends.cpu.learner import NativeLearner
 from pearl.backends.cpu.rollout_learner import NativeRolloutLearner
-from pearl.errors import TrainerError
+from pearl.errors import CheckpointError, TrainerError
 from pearl.learner.extract import extract_networks, structure_of
 from pearl.learner.torch_learner import TorchLearner
 from pearl.runtime.outcome import save_weights
-from pearl.runtime.trainer_state import load_module_tensors, module_tensors
+from pearl.runtime.trainer_state import check_module_tensors, load_module_tensors, module_tensors
 from pearl.spec import ACTION_MASK, NEXT_ACTION_MASK
 
 SEED = 11
@@ -232,6 +233,27 @@ def test_a_state_goes_into_arrays_and_into_torch(case: Case) -> None:
     tensors = {group: {k: torch.as_tensor(v) for k, v in content.items()} for group, content in state.items()}
     load_module_tensors(third := in_arrays(case), tensors)
     assert_same(module_tensors(third), state, 0.0)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda group: group.update({"state/0/exp_avg": group["state/0/exp_avg"][:1]}),
+        lambda group: group.update({"state/0/step": np.array(np.nan, np.float32)}),
+        lambda group: group.pop("state/0/exp_avg_sq"),
+    ],
+    ids=["a shape", "a count of steps", "a missing array"],
+)
+def test_a_damaged_state_of_an_optimizer_is_refused_and_nothing_is_loaded(damage: Callable[[Any], object]) -> None:
+    trained(trainer := in_arrays(CASES[0]))
+    state = module_tensors(trainer)
+    (name,) = (group for group, tensors in state.items() if "state/0/exp_avg" in tensors)
+    damage(state[name])
+    for refusing in (check_module_tensors, load_module_tensors):
+        before = module_tensors(other := in_arrays(CASES[0]))
+        with pytest.raises(CheckpointError, match=name):
+            refusing(other, state)
+        assert_same(module_tensors(other), before, 0.0)
 
 
 @every_case
