@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import subprocess
@@ -24,11 +25,14 @@ from composer.profiling.actors import measure_actor
 from pearl.actors import process, report
 from pearl.actors import waiting as waiting_module
 from pearl.actors.child_process import ChildProcess, signal_name
+from pearl.actors.notices import NO_NOTICES
 from pearl.actors.process import ActorGroup
 from pearl.actors.report import LONGEST_GAP_S, Report, Silence
+from pearl.actors.shared_warnings import SharedWarnings
 from pearl.actors.waiting import end_waiting, start_waiting
 from pearl.errors import ActorError
 from pearl.ipc.queues import WeightSyncQueue
+from pearl.runtime import supervision
 from pearl.runtime.evaluation import evaluate
 from pearl.runtime.queues import DataCollectionQueue
 from pearl.spec import TransitionSpec
@@ -399,3 +403,16 @@ def test_silence_is_what_the_reader_saw_and_no_pause_of_its_own(monkeypatch: pyt
     now[0] += 3600.0
     silence.begin()
     assert look(0.5) == 0.5
+
+
+@pytest.mark.parametrize(("timeout_s", "after_s"), [(0.0, math.inf), (2.5, 2.5)])
+def test_a_timeout_of_zero_means_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timeout_s: float, after_s: float
+) -> None:
+    found: list[float] = []
+    monkeypatch.setattr(supervision, "ActorGroup", lambda *_, timeout_s, **further: found.append(timeout_s))
+    supervisor = supervision.Supervisor(tmp_path, serial=False, say=print)
+    supervisor.launch_actors(
+        [], [], WeightSyncQueue(1), timeout_s=timeout_s, shared_warnings=SharedWarnings(), notices=NO_NOTICES
+    )
+    assert found == [after_s]
