@@ -28,9 +28,11 @@ from pearl.replay.storage import DataStorage
 from pearl.runtime.data_flow import OffPolicy, OnPolicy
 from pearl.runtime.data_storage import ChainedStorage
 from pearl.runtime.experience import ReplayExperience
+from pearl.runtime.flow_control import FlowControl
 from pearl.runtime.given_transitions import Given, Steps, given_transitions, n_step_transitions
 from pearl.runtime.learners_session import LearnersSession
 from pearl.runtime.options import parse_options
+from pearl.runtime.rate import StepRate
 from pearl.runtime.reporting import Program
 from pearl.runtime.rollout_session import RolloutSession
 from pearl.runtime.run_state import Counters, RunState
@@ -355,6 +357,26 @@ def test_pretraining_goes_on_where_it_was() -> None:
     flow.begin(counters)
     flow.pretrain(3)
     assert (flow.batches_allowed(), flow.collection_allowed()) == (1, False)
+
+
+def test_pretraining_that_is_interrupted_does_not_count_either() -> None:
+    train = TrainSpec(batch_size=4, replay_ratio=8.0, learning_starts=0)
+    counters = Counters()
+    counters.filled(100)
+    flow = OffPolicy(ReplaySpec(1000), ActorSpec("CartPole-v1"), train)
+    flow.begin(counters)
+    flow.pretrain(1000)
+    control = FlowControl(counters, flow, None, StepRate(), batch_size=4, update_delay=0, serial=True)
+    assert control.iterations_to_grant() == 1
+    control.granted(1)
+    control.draining = True  # Ctrl-C
+    control.trained(50)  # of a grant
+    resumed = OffPolicy(ReplaySpec(1000), ActorSpec("CartPole-v1"), train)
+    restored = Counters.from_scalars(counters.to_scalars(), Path("checkpoint"))
+    resumed.begin(restored)
+    restored.collected += 10
+    restored.stored += 10
+    assert resumed.batches_allowed() == 20, "training goes on at once, without --pretrain too"
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
