@@ -131,11 +131,28 @@ def test_environments_change_between_messages_and_new_ones_begin_changed(vectori
         assert actor.envs.get_attr("level") == (5.0, 5.0)  # type: ignore[attr-defined]
         notices = Notices(None, queue.reader())
         notices.tell(actor)
-        write_attributes(queue, {"level": [6.0]})
+        write_attributes(queue, {"level": [6.0]}, {"level": 1})
         notices.tell(actor)
         assert actor.envs.get_attr("level") == ([6.0], [6.0])  # type: ignore[attr-defined]
     finally:
         actor.close()
+
+
+def test_attributes_that_an_environment_changes_itself_stay_until_they_are_set_again(attributes: EnvAttributes) -> None:
+    attributes.set({"level": 5.0, "most": 9})
+    notices = Notices(None, attributes.queue.reader())
+    actor = make_actor(dataclasses.replace(setup_of("sync"), env_attributes=notices.newest_attributes()))
+    try:
+        found = []
+        for values in ({"most": 7}, {"level": 5.0}):
+            actor.envs.set_attr("level", 6.0)  # type: ignore[attr-defined]
+            attributes.set(values)
+            notices.tell(actor)
+            found.append((actor.envs.get_attr("level"), actor.envs.get_attr("most")))  # type: ignore[attr-defined]
+        assert found == [((6.0, 6.0), (7, 7)), ((5.0, 5.0), (7, 7))]
+    finally:
+        actor.close()
+    assert list(Notices(None, attributes.queue.reader()).newest_attributes()) == ["most", "level"]  # as they were set
 
 
 def test_an_inline_actor_and_its_successor_have_them() -> None:
@@ -145,7 +162,7 @@ def test_an_inline_actor_and_its_successor_have_them() -> None:
     seen = []
     for level in (None, 2.0, None):
         if level is not None:
-            write_attributes(queue, {"level": level})
+            write_attributes(queue, {"level": level}, {"level": 1})
         actor.run_once()
         seen.append(levels(dcq))
     successor = actor.restarted(8)
@@ -161,7 +178,7 @@ def test_a_process_that_is_restarted_begins_with_them() -> None:
     group = ActorGroup([setup], [dcq], WeightSyncQueue(8), notices=Notices(None, queue))
     deadline = time.monotonic() + PATIENCE_S
     try:
-        write_attributes(queue, {"level": 2.0})
+        write_attributes(queue, {"level": 2.0}, {"level": 1})
         while levels(dcq) != [2.0]:
             assert time.monotonic() < deadline
         group._running[0].process.kill()

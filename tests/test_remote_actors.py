@@ -224,7 +224,7 @@ def test_a_rollout_begins_when_the_host_has_room_for_it_and_with_the_newest_weig
     made = RolloutActors(1)
     (setup,), (dcq,), flat = made.setups, made.dcqs, made.weights
     package, told = Package.of((setup, None), with_program=False), attribute_queue()
-    write_attributes(told, {"gravity": 5.0})
+    write_attributes(told, {"gravity": 5.0}, {"gravity": 1})
     work = ActorWork(package, dcq.fields, dcq.by_row, True, len(flat), Notices(None, told).counts)
     actor = RemoteActor()
     try:
@@ -273,7 +273,7 @@ class FakeRay:
 def test_newer_weights_leave_the_attributes_of_environments_as_they_were() -> None:
     wsq, attributes = WeightSyncQueue(3), attribute_queue()
     source = _Source(FakeRay(None), wsq, Notices(None, attributes))
-    write_attributes(attributes, {"gravity": 5.0})
+    write_attributes(attributes, {"gravity": 5.0}, {"gravity": 1})
     wsq.write(np.zeros(3, np.float32))
     first, _, newest = source.since(0, 0.0)
     wsq.write(np.ones(3, np.float32))

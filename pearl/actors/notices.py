@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,11 +22,13 @@ Notice = tuple["np.ndarray | None", "np.ndarray | None"]
 class Notices:
     """Queues of the newest statistics and attributes, with one writer, in the host; None: there are none.
 
-    `statistics` are those that `pearl.runtime.statistics` publishes; `attributes` are those of `attribute_queue`.
+    `statistics` are those that `pearl.runtime.statistics` publishes; `attributes` are those of `attribute_queue`. A
+    reader finds each change of an attribute once.
     """
 
     statistics: WeightSyncQueue | None = None
     attributes: WeightSyncQueue | None = None
+    _found: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)  # changes by attribute
 
     def reader(self) -> Notices:
         """Another reader in this process, which has read nothing yet."""
@@ -57,7 +59,7 @@ class Notices:
     def newest_attributes(self) -> dict[str, Any]:
         """The attributes that an Actor begins with."""
         words = None if self.attributes is None else self.attributes.poll()
-        return {} if words is None else _attributes_in(words)
+        return {} if words is None else self._changed(words)
 
     def tell(self, actor: VectorActor) -> None:
         """Pass on what is new, for the actor's next message."""
@@ -65,7 +67,16 @@ class Notices:
         if statistics is not None:
             actor.load_statistics(statistics.view(np.float64))
         if attributes is not None:
-            actor.set_env_attributes(_attributes_in(attributes))
+            actor.set_env_attributes(self._changed(attributes))
+
+    def _changed(self, words: np.ndarray) -> dict[str, Any]:
+        """The attributes that were set since the last call: environments may have changed the others themselves."""
+        numbers = words.view(np.uint32)
+        published: dict[str, Any] = json.loads(numbers[1:].view(np.uint8)[: numbers[0]].tobytes())
+        changes = {name: change for name, (change, _) in published.items()}
+        changed = {name: value for name, (change, value) in published.items() if self._found.get(name) != change}
+        self._found.update(changes)
+        return changed
 
 
 NO_NOTICES = Notices()
@@ -76,16 +87,15 @@ def attribute_queue() -> WeightSyncQueue:
     return WeightSyncQueue(MOST_ATTRIBUTE_BYTES // 4 + 1)
 
 
-def write_attributes(queue: WeightSyncQueue, values: Mapping[str, Any]) -> None:
-    """Publish attributes by name, JSON values of at most `MOST_ATTRIBUTE_BYTES`."""
-    text = json.dumps(values).encode()
+def attribute_text(values: Mapping[str, Any], changes: Mapping[str, int]) -> bytes:
+    """What `write_attributes` publishes, at most `MOST_ATTRIBUTE_BYTES`."""
+    return json.dumps({name: (changes[name], value) for name, value in values.items()}).encode()
+
+
+def write_attributes(queue: WeightSyncQueue, values: Mapping[str, Any], changes: Mapping[str, int]) -> None:
+    """Publish attributes by name, JSON values; `changes` has another number for each that is set, be it as before."""
+    text = attribute_text(values, changes)
     words = np.zeros(queue.weight_count, np.uint32)
     words[0] = len(text)
     words[1:].view(np.uint8)[: len(text)] = np.frombuffer(text, np.uint8)
     queue.write(words.view(np.float32))
-
-
-def _attributes_in(words: np.ndarray) -> dict[str, Any]:
-    numbers = words.view(np.uint32)
-    found: dict[str, Any] = json.loads(numbers[1:].view(np.uint8)[: numbers[0]].tobytes())
-    return found

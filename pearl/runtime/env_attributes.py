@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 
 from pearl.actors.environment import close_envs, make_single_envs
-from pearl.actors.notices import MOST_ATTRIBUTE_BYTES, attribute_queue, write_attributes
+from pearl.actors.notices import MOST_ATTRIBUTE_BYTES, attribute_queue, attribute_text, write_attributes
 from pearl.actors.vectorization import VECTORIZATIONS
 from pearl.error_place import described
 from pearl.errors import ConfigurationError, EnvError
@@ -22,7 +22,8 @@ class EnvAttributes:
     def __init__(self, actors: ActorSpec) -> None:
         self._actors = actors
         self._trial: gym.Env[Any, Any] | None = None
-        self._values: dict[str, Any] = {}
+        self._values: dict[str, Any] = {}  # in the order in which they were set last
+        self._changes: dict[str, int] = {}  # how often each was set
         self.queue = attribute_queue()
 
     @property
@@ -37,15 +38,16 @@ class EnvAttributes:
         reached; EnvError for an attribute that the environment lacks or refuses.
         """
         values = _plain(values)
-        together = self._values | values
-        if (size := len(json.dumps(together).encode())) > MOST_ATTRIBUTE_BYTES:
+        together = {name: value for name, value in self._values.items() if name not in values} | values
+        changes = self._changes | {name: self._changes.get(name, 0) + 1 for name in values}
+        if (size := len(attribute_text(together, changes))) > MOST_ATTRIBUTE_BYTES:
             raise ConfigurationError(
                 f"Attributes of environments may take {MOST_ATTRIBUTE_BYTES:,} bytes as JSON; {', '.join(together)} "
                 f"take {size:,}."
             )
         self._try(values)
-        self._values = together
-        write_attributes(self.queue, together)
+        self._values, self._changes = together, changes
+        write_attributes(self.queue, together, changes)
 
     def _try(self, values: Mapping[str, Any]) -> None:
         actors = self._actors
