@@ -106,7 +106,12 @@ def test_what_the_environment_lacks_or_refuses_is_named(
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [(np.ones(2), r"level=array\(\[1., 1.\]\)"), ({1, 2}, r"level=\{1, 2\}"), ("x" * 9000, "take 9,0")],
+    [
+        (np.ones(2), r"level=array\(\[1., 1.\]\)"),
+        ({1, 2}, r"level=\{1, 2\}"),
+        ([{1: 0.5}], "keys .* must be texts, not int"),
+        ("x" * 9000, "take 9,0"),
+    ],
 )
 def test_what_cannot_be_sent_is_named(attributes: EnvAttributes, value: object, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):

@@ -86,6 +86,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         try:
             json.dumps(value)
+            _check_keys(value)
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigurationError(
                 f"An attribute of environments must be a value that JSON has (numbers, texts, booleans, lists, "
@@ -93,3 +94,14 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
             ) from error
     found: dict[str, Any] = json.loads(json.dumps(dict(values)))
     return found
+
+
+def _check_keys(value: Any) -> None:
+    """TypeError for keys that JSON would turn into texts, under which no environment would look."""
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"keys of dictionaries must be texts, not {type(key).__name__}")
+    if isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_keys(part)
