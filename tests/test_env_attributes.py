@@ -83,6 +83,12 @@ def test_attributes_add_up_and_are_those_of_the_environment_or_a_wrapper(attribu
     assert Notices(None, attributes.queue.reader()).newest_attributes() == attributes.values
 
 
+def test_what_a_callback_does_to_the_values_it_reads_changes_nothing(attributes: EnvAttributes) -> None:
+    attributes.set({"level": [1, 2]})
+    attributes.values["level"].append(3)
+    assert attributes.values == {"level": [1, 2]}
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

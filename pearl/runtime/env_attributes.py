@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -29,7 +30,7 @@ class EnvAttributes:
     @property
     def values(self) -> Mapping[str, Any]:
         """The attributes by name; a copy."""
-        return dict(self._values)
+        return copy.deepcopy(self._values)
 
     def set(self, values: Mapping[str, Any]) -> None:
         """Publish these, and those set before.
