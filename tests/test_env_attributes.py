@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from pearl.errors import ConfigurationError, EnvError
 from pearl.ipc.queues import WeightSyncQueue
 from pearl.runtime.env_attributes import EnvAttributes
 from pearl.runtime.queues import DataCollectionQueue
+from pearl.runtime.run_context import Context
+from pearl.runtime.run_state import Counters
 from pearl.runtime.serial import InlineActor
 from pearl.spec import ActorSpec, TrainSpec
 
@@ -128,6 +131,18 @@ def test_vectors_whose_environments_are_out_of_reach_are_named() -> None:
     attributes = EnvAttributes(ActorSpec("CartPole-v1", vectorization="vector_entry_point"))
     with pytest.raises(ConfigurationError, match=r'vectorization="vector_entry_point".*Choose "sync" or "async"'):
         attributes.set({"gravity": 5.0})
+
+
+def test_a_run_says_what_has_changed_alone(attributes: EnvAttributes) -> None:
+    said: list[str] = []
+    parts = {"env_attributes": attributes, "report": types.SimpleNamespace(say=said.append)}
+    run: Any = Context(types.SimpleNamespace(**parts, counters=Counters(env_steps=1200)))  # type: ignore[arg-type]
+    run.set_env_attributes()
+    run.set_env_attributes(level=np.float64(2), most=7)
+    run.set_env_attributes(level=2.0)
+    run.set_env_attributes(level=2.0, most=8)
+    begin = "From step 1,200 on, the environments of the Actors have"
+    assert said == [f"{begin} level=2.0, most=7.", f"{begin} most=8."]
 
 
 # --- Actors -----------------------------------------------------------------------------------------------------------

@@ -109,11 +109,17 @@ class Context:
 
     def set_env_attributes(self, **values: Any) -> None:
         """Set attributes of the Actors' environments."""
-        self._run.env_attributes.set(values)
-        self._run.report.say(
-            f"From step {self.env_steps:,} on, the environments of the Actors have "
-            f"{', '.join(f'{name}={value!r:.100}' for name, value in values.items())}."
-        )
+        attributes = self._run.env_attributes
+        before = attributes.values
+        attributes.set(values)
+        changed = {
+            name: value for name, value in attributes.values.items() if name not in before or value != before[name]
+        }
+        if changed:
+            self._run.report.say(
+                f"From step {self.env_steps:,} on, the environments of the Actors have "
+                f"{', '.join(f'{name}={value!r:.100}' for name, value in changed.items())}."
+            )
 
     def policy(self) -> SavedPolicy:
         """A copy of the present policy."""
