@@ -245,7 +245,7 @@ def test_what_steps_do_not_have_is_named(tmp_path: Path) -> None:
 # --- the replay of another run ----------------------------------------------------------------------------------------
 
 
-def saved_run(folder: Path, rows: int, storage: DataStorage | None = None) -> dict[str, np.ndarray]:
+def saved_run(folder: Path, rows: int, storage: DataStorage | None = None, **identity: str) -> dict[str, np.ndarray]:
     storage = storage or DataStorage(TRANSITION, 8)
     replay = NativeReplayManager(8, seed=1)
     steps = n_step_transitions(
@@ -263,7 +263,8 @@ def saved_run(folder: Path, rows: int, storage: DataStorage | None = None) -> di
     for row in range(rows):
         one = {name: column[row : row + 1] for name, column in columns.items()}
         replay.insert(storage.insert(one))
-    state = RunState({"environment": "Stairs"}, TinyDQN(OBS, spaces.Discrete(3)), ReplayExperience(replay, storage))
+    identity = {"environment": "Stairs", **identity}
+    state = RunState(identity, TinyDQN(OBS, spaces.Discrete(3)), ReplayExperience(replay, storage))
     state.save(folder / "checkpoints", Counters(env_steps=rows, stored=rows, collected=rows))
     return dict(columns)
 
@@ -312,6 +313,9 @@ def test_stacks_of_frames_may_be_stored_once(n: int) -> None:
 def test_runs_without_such_rows_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="There is no checkpoint of a run"):
         given_transitions(tmp_path, TRANSITION, CHOICES, 1, 0.9, 10)
+    saved_run(tmp_path / "b", 5, normalization="observation_statistics")
+    with pytest.raises(ConfigurationError, match=r"run in .*b stored normalised observations or rewards"):
+        given_transitions(tmp_path / "b", TRANSITION, CHOICES, 1, 0.9, 10)
     saved_run(tmp_path / "a", 5)
     wide = TransitionSpec.from_spaces(spaces.Box(-1, 1, (3,), np.float32), CHOICES)
     with pytest.raises(ConfigurationError, match=r"obs must be float32 of shape \(3,\); found float32 of shape \(2,\)"):

@@ -86,6 +86,11 @@ def _of_run(
     columns = part(state.arrays, "storage/")
     if FRAMES in columns:
         raise ConfigurationError(f"The run in {folder} stored each frame once (share_frames). Take one without.")
+    if "normalization" in state.identity:
+        raise ConfigurationError(
+            f"The run in {folder} stored normalised observations or rewards, by running statistics that this program "
+            "does not have. Take a run without normalize_observations and reward_standardization."
+        )
     for field in transition.fields:
         found = columns.get(field.name)
         if found is None or found.shape[1:] != field.shape or found.dtype != field.dtype:
