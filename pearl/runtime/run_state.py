@@ -47,7 +47,8 @@ RUN_FOLDER = "run_folder"
 class Counters:
     """Progress of a run; `returns` are those of the last training episodes.
 
-    `ratio_stored` and `ratio_samples` are what `stored` and `samples` were when the replay ratio was last changed.
+    `ratio_stored` and `ratio_samples` are what `stored` and `samples` were when the replay ratio was last changed;
+    `given` are the transitions that no Actor of the run collected, which checkpoints of earlier versions do not have.
     """
 
     env_steps: int = 0
@@ -58,6 +59,7 @@ class Counters:
     samples: int = 0
     ratio_stored: int = 0
     ratio_samples: int = 0
+    given: int = 0
     wall_s: float = 0.0
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=_RETURN_WINDOW))
 
@@ -68,7 +70,7 @@ class Counters:
 
     def filled(self, rows: int) -> None:
         """The replay got `rows` transitions that no Actor collected: as if a run had just come so far."""
-        self.collected = self.stored = self.ratio_stored = rows
+        self.collected = self.stored = self.ratio_stored = self.given = rows
 
     def to_scalars(self) -> dict[str, bool | int | float | str]:
         """Plain scalars for a manifest."""
@@ -78,6 +80,7 @@ class Counters:
     @classmethod
     def from_scalars(cls, scalars: Mapping[str, Any], where: Path) -> Counters:
         """The inverse of `to_scalars`; CheckpointError names a counter that is missing, malformed or contradictory."""
+        scalars = {"given": 0, **scalars}
         counts = [name for name, value in vars(cls()).items() if type(value) is int]
         for name in counts:
             if not is_count(scalars.get(name)):
@@ -87,7 +90,8 @@ class Counters:
             refuse(where, "wall_s", "seconds, at least 0", wall_s)
         counters = cls(**{name: scalars[name] for name in counts}, wall_s=float(wall_s))
         counters.returns.extend(_saved_returns(scalars.get("returns"), counters.episodes, where))
-        for name, most in (("stored", "collected"), ("ratio_stored", "stored"), ("ratio_samples", "samples")):
+        limits = {"stored": "collected", "given": "stored", "ratio_stored": "stored", "ratio_samples": "samples"}
+        for name, most in limits.items():
             if getattr(counters, name) > getattr(counters, most):
                 refuse(where, name, f"at most {most}, {getattr(counters, most)}", getattr(counters, name))
         return counters

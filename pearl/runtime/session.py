@@ -143,9 +143,9 @@ class Session(Run):
 
     def _actor_setups(self, count: int) -> list[ActorSetup]:
         """Given transitions take the place of random steps: the policy has learned something before."""
-        made, train, counters = super()._actor_setups(count), self.train, self.counters
-        given = counters.collected // train.rows_per_step - counters.env_steps  # also in a run that is resumed
-        if self._bench is not None or given <= 0:
+        made, train = super()._actor_setups(count), self.train
+        given = self.counters.given // train.rows_per_step  # also in a run that is resumed
+        if self._bench is not None or not given:
             return made
         train = dataclasses.replace(train, learning_starts=max(0, train.learning_starts - given))
         return [dataclasses.replace(setup, train=train) for setup in made]
