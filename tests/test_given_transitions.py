@@ -282,6 +282,9 @@ def test_the_rows_of_a_run_are_given_oldest_first(
     assert not caplog.messages
     given_transitions(tmp_path, TRANSITION, spaces.Discrete(3), 3, 0.99, most)
     assert "discounted by 0.9, among others; this program discounts its own by gamma = 0.99" in caplog.text
+    caplog.clear()
+    given_transitions(tmp_path, TRANSITION, spaces.Discrete(3), 3, 0.9, most)
+    assert "this program discounts its own by gamma = 0.9, with returns of up to 3 steps" in caplog.text
 
 
 def test_observations_may_be_stored_once_on_both_sides(tmp_path: Path) -> None:

@@ -124,10 +124,13 @@ def _check_choices(actions: np.ndarray, space: gym.Space[Any], folder: Path) -> 
 
 
 def _warn_of_other_returns(discounts: np.ndarray, n_step: int, gamma: float, folder: Path) -> None:
-    """Returns of more steps, or of another discount, are right for their rows, but not what this program collects."""
-    own = np.array([0.0, *(gamma ** np.arange(1, n_step + 1))])
-    found = np.unique(discounts)
-    if other := [float(one) for one in found if not np.isclose(own, one, rtol=1e-5).any()]:
+    """Returns of another number of steps or discount are right for their rows, but not what this program collects."""
+    own = gamma ** np.arange(1, n_step + 1)
+    found = np.unique(discounts[discounts > 0])
+    other = [float(one) for one in found if not np.isclose(own, one, rtol=1e-5).any()]
+    if not other and len(found) and not np.isclose(found, own[-1], rtol=1e-5).any():
+        other = [float(one) for one in found]  # its own ones, but of fewer steps
+    if other:
         logger.warning(
             "The transitions of %s are discounted by %s, among others; this program discounts its own by gamma = %g, "
             "with returns of up to %d steps. They are trained on as they are.",
