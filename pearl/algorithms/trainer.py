@@ -677,16 +677,7 @@ class Trainer(abc.ABC):
             priorities = computed if computed is not None else priorities
             phase.apply()
         self.end_of_step()
-        return self.joined_priorities(() if priorities is None else (priorities,))
-
-    def joined_priorities(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The priorities that a phase returned for each part of a batch, in one; TrainerError if there are none."""
-        if not parts:
-            raise TrainerError(
-                f"No phase of {type(self).__name__} returned priorities: `compute` of one phase must return a tensor "
-                "(batch,), a priority for each transition. It may lack a `return`."
-            )
-        return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+        return joined_priorities(self, () if priorities is None else (priorities,))
 
     def end_of_step(self) -> None:
         """Count the step, then `finish_step`."""
@@ -716,6 +707,16 @@ class Trainer(abc.ABC):
     def give_inputs(self, inputs: tuple[torch.Tensor, ...] | None) -> None:
         """Let the next steps take these copies of their `host_inputs`, on the device; None: they make their own."""
         self._inputs = inputs
+
+
+def joined_priorities(trainer: Trainer, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The priorities that a phase returned for each part of a batch, in one; TrainerError if there are none."""
+    if not parts:
+        raise TrainerError(
+            f"No phase of {type(trainer).__name__} returned priorities: `compute` of one phase must return a tensor "
+            "(batch,), a priority for each transition. It may lack a `return`."
+        )
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def splits_batches(trainer_class: type) -> bool:

@@ -19,6 +19,7 @@ from pearl.algorithms.trainer import (
     arrays_of,
     batch_type_of,
     has_own_update,
+    joined_priorities,
     load_concatenated,
     policy_tensors,
     splits_batches,
@@ -179,7 +180,7 @@ class TorchLearner(TrainerLearner[TrainerLike]):
             phase.apply()
             priorities = [c for c in computed if c is not None] or priorities
         trainer.end_of_step()
-        return trainer.joined_priorities(priorities)
+        return joined_priorities(trainer, priorities)
 
 
 def load_policy_weights(trainer: TrainerLike, weights: np.ndarray) -> None:

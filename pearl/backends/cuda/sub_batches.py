@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pearl.algorithms.batch import Batch
+from pearl.algorithms.trainer import joined_priorities
 from pearl.backends.cuda.graphs import CudaGraphs
 from pearl.backends.cuda.trainer_parts import TrainerParts
 from pearl.lazy_torch import torch
@@ -42,7 +43,7 @@ def step_in_parts(
         phase.apply()
         priorities = [c for c in computed if c is not None] or priorities
     trainer.end_of_step()
-    return trainer.joined_priorities(priorities)
+    return joined_priorities(trainer, priorities)
 
 
 def _give_own_gradients(parts: TrainerParts, shared: Gradients) -> None:
