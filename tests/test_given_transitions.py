@@ -15,7 +15,7 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import make_program, run
+from programs import make_program, run, running
 from trainers import TinyDQN
 
 from pearl.actors.actions import EnvironmentActions
@@ -473,6 +473,14 @@ def test_training_on_data_alone_is_evaluated_and_goes_on(tmp_path: Path, quick_p
     assert kinds.count("progress") == 2  # one when each pretraining ended
     code, said = run(program, *command, "50", "--resume")
     assert "has done: nothing is trained" in said
+    with running(program, *command, "100_000") as killed:
+        killed.until(lambda: "of 100,000 batches before the Actors collect." in killed.output)
+        killed.until(lambda: list((tmp_path / "run/checkpoints").glob("checkpoint-*")))
+        killed.process.kill()
+    code, said = run(program, *command, "100_000", "--resume")
+    assert code == 0, said
+    assert "Trained 10,000 of" not in said
+    assert json.loads((tmp_path / "run/summary.json").read_text())["gradient_steps"] == 100_000
 
 
 def test_programs_without_a_replay_of_their_own_refuse_them(tmp_path: Path) -> None:

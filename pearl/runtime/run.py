@@ -753,7 +753,7 @@ class Run(abc.ABC):
 
     def _warn_of_cut_episodes(self) -> None:
         """Serial mode: once, if no episode has ended before a checkpoint that starts new ones."""
-        if self.counters.episodes == 0 and not self._warned_of_cut_episodes:
+        if self.counters.env_steps and not self.counters.episodes and not self._warned_of_cut_episodes:
             self._warned_of_cut_episodes = True
             logger.warning(
                 "No episode has ended so far, and in serial mode a checkpoint starts new ones. Those that take longer "

@@ -61,7 +61,7 @@ class Session(Run):
             bench = Benchmark.with_replay(options, replay, train)
             train = dataclasses.replace(train, replay_ratio=bench.ratio)
         self.replay_spec, self._beta = replay, math.nan
-        self._evaluates_pretraining = False
+        self._next_share = math.inf  # batches of the pretraining, when the next tenth of it is done
         self._stage, self._loop = -1, cast("TrainingLoop | None", None)
         check_messages_fit(replay, actors, train)
         super().__init__(
@@ -105,7 +105,7 @@ class Session(Run):
         self._begin(ReplayExperience(replay, storage, lambda: self._beta), storage, identity)
         if self._is_pretraining():
             self._data_flow.pretrain(self.options.pretrain)
-            self._evaluates_pretraining = True
+            self._next_share = self._share_after(self._pretrained)
 
     def _fill(self) -> None:
         self.report.say("Filling the replay with random transitions ...")
@@ -138,8 +138,28 @@ class Session(Run):
                 )
             self.report.say(f"Training {self.options.pretrain:,} batches of them before the Actors collect.")
 
+    @property
+    def _pretrained(self) -> int:
+        return self.counters.samples // self.train.batch_size
+
     def _is_pretraining(self) -> bool:
-        return self.counters.samples < self.options.pretrain * self.train.batch_size
+        return self._pretrained < self.options.pretrain
+
+    def _share_after(self, batches: int) -> int:
+        tenth = max(1, self.options.pretrain // 10)
+        return min(self.options.pretrain, (batches // tenth + 1) * tenth)
+
+    def _follow_pretraining(self) -> None:
+        """Save each tenth, as no environment steps make a checkpoint due; evaluate at the end."""
+        if (done := self._pretrained) < self._next_share:
+            return
+        self._next_checkpoint = self.counters.env_steps
+        if self._is_pretraining():
+            self._next_share = self._share_after(done)
+            self.report.say(f"Trained {done:,} of {self.options.pretrain:,} batches before the Actors collect.")
+        else:
+            self._next_share = math.inf
+            self._next_evaluation = self.counters.env_steps
 
     def _actor_setups(self, count: int) -> list[ActorSetup]:
         """Given transitions take the place of random steps: the policy has learned something before."""
@@ -254,6 +274,4 @@ class Session(Run):
         self.report.td_error = td_error
         self._flow.trained(iterations, batch)
         self._telemetry.trained()
-        if self._evaluates_pretraining and not self._is_pretraining():
-            self._evaluates_pretraining = False
-            self._next_evaluation = self.counters.env_steps
+        self._follow_pretraining()
