@@ -125,8 +125,8 @@ def _only_mask(info: dict[str, Any]) -> dict[str, Any]:
 class _InTurn(gym.vector.SyncVectorEnv):
     """Gymnasium's vector that steps one environment after the other, with less work of its own in a step.
 
-    Gymnasium writes each number into an array, looks at each info, and copies all arrays: that takes a third as long as
-    the step of a cheap environment. Observations are prepared, so that those of all are one array.
+    Gymnasium writes each number into an array, looks at each info, and copies all arrays: of the 10 us that a step of
+    CartPole took, 3. Observations are prepared, so that those of all are one array.
     """
 
     def __init__(self, makes: Sequence[Callable[[], gym.Env[Any, Any]]]) -> None:
