@@ -25,14 +25,13 @@ from pearl.errors import CheckpointError, ConfigurationError
 from pearl.replay.frames import FrameStorage
 from pearl.replay.native import NativeReplayManager
 from pearl.replay.storage import DataStorage
+from pearl.runtime.checkpoint import load_checkpoint
 from pearl.runtime.data_flow import OffPolicy, OnPolicy
 from pearl.runtime.data_storage import ChainedStorage
 from pearl.runtime.experience import ReplayExperience
-from pearl.runtime.flow_control import FlowControl
 from pearl.runtime.given_transitions import Given, Steps, given_transitions, n_step_transitions
 from pearl.runtime.learners_session import LearnersSession
 from pearl.runtime.options import parse_options
-from pearl.runtime.rate import StepRate
 from pearl.runtime.reporting import Program
 from pearl.runtime.rollout_session import RolloutSession
 from pearl.runtime.run_state import Counters, RunState
@@ -336,22 +335,30 @@ def test_runs_without_such_rows_are_named(tmp_path: Path) -> None:
 # --- pretraining ------------------------------------------------------------------------------------------------------
 
 
+def pretraining_flow(counters: Counters, batches: int) -> OffPolicy:
+    """A flow that trains `batches` of 4 first, then each transition eight times."""
+    flow = OffPolicy(
+        ReplaySpec(1000), ActorSpec("CartPole-v1"), TrainSpec(batch_size=4, replay_ratio=8.0, learning_starts=0)
+    )
+    flow.begin(counters)
+    flow.pretrain(batches)
+    return flow
+
+
 def test_pretraining_comes_first_and_does_not_count() -> None:
-    train = TrainSpec(batch_size=4, replay_ratio=8.0, learning_starts=0)
     counters = Counters()
     counters.filled(100)
-    flow = OffPolicy(ReplaySpec(1000), ActorSpec("CartPole-v1"), train)
-    flow.begin(counters)
-    flow.pretrain(3)
+    flow = pretraining_flow(counters, 3)
     for left in (3, 2, 1):
         assert (flow.batches_allowed(), flow.collection_allowed()) == (left, False)
         counters.samples += 4
+        counters.leave_out(12)
     assert (flow.batches_allowed(), flow.collection_allowed()) == (0, True)
-    assert counters.ratio_samples == 12
     counters.collected += 10
     counters.stored += 10
     assert flow.batches_allowed() == 20
     counters.samples += 80
+    counters.leave_out(12)
     assert (flow.batches_allowed(), flow.achieved_ratio) == (0, 8.0)
     with pytest.raises(ConfigurationError, match="nothing to pretrain on"):
         OnPolicy(8, 1).pretrain(1)
@@ -364,32 +371,21 @@ def test_checkpoints_of_earlier_versions_were_given_nothing() -> None:
 
 
 def test_pretraining_goes_on_where_it_was() -> None:
-    train = TrainSpec(batch_size=4, replay_ratio=8.0, learning_starts=0)
-    counters = dataclasses.replace(Counters(), stored=100, collected=100, ratio_stored=100, samples=8, ratio_samples=8)
-    flow = OffPolicy(ReplaySpec(1000), ActorSpec("CartPole-v1"), train)
-    flow.begin(counters)
-    flow.pretrain(3)
+    counters = Counters(stored=100, collected=100, ratio_stored=100, samples=8, ratio_samples=8)
+    flow = pretraining_flow(counters, 3)
     assert (flow.batches_allowed(), flow.collection_allowed()) == (1, False)
 
 
 def test_pretraining_that_is_interrupted_does_not_count_either() -> None:
-    train = TrainSpec(batch_size=4, replay_ratio=8.0, learning_starts=0)
     counters = Counters()
     counters.filled(100)
-    flow = OffPolicy(ReplaySpec(1000), ActorSpec("CartPole-v1"), train)
-    flow.begin(counters)
-    flow.pretrain(1000)
-    control = FlowControl(counters, flow, None, StepRate(), batch_size=4, update_delay=0, serial=True)
-    assert control.iterations_to_grant() == 1
-    control.granted(1)
-    control.draining = True  # Ctrl-C
-    control.trained(50)  # of a grant
-    resumed = OffPolicy(ReplaySpec(1000), ActorSpec("CartPole-v1"), train)
+    counters.samples = 200
+    counters.leave_out(4000)
     restored = Counters.from_scalars(counters.to_scalars(), Path("checkpoint"))
-    resumed.begin(restored)
+    flow = pretraining_flow(restored, 0)
     restored.collected += 10
     restored.stored += 10
-    assert resumed.batches_allowed() == 20, "training goes on at once, without --pretrain too"
+    assert flow.batches_allowed() == 20, "training goes on at once, without --pretrain too"
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
@@ -477,6 +473,9 @@ def test_training_on_data_alone_is_evaluated_and_goes_on(tmp_path: Path, quick_p
         killed.until(lambda: "of 100,000 batches before the Actors collect." in killed.output)
         killed.until(lambda: list((tmp_path / "run/checkpoints").glob("checkpoint-*")))
         killed.process.kill()
+        killed.process.wait()
+    counters = load_checkpoint(tmp_path / "run/checkpoints").counters
+    assert counters["ratio_samples"] == counters["samples"] > 0
     code, said = run(program, *command, "100_000", "--resume")
     assert code == 0, said
     assert "Trained 10,000 of" not in said

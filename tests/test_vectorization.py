@@ -215,7 +215,8 @@ class Growing(gym.Env):
         return np.zeros(2, np.float32), {}
 
     def step(self, action):
-        return np.zeros(self.size, np.float32), 0.0, False, False, {}
+        zeros = np.zeros(self.size or 2, np.float32)
+        return zeros if self.size else zeros.astype(str), 0.0, False, False, {}
 """
 
 
@@ -231,6 +232,11 @@ def test_an_observation_of_another_shape_is_named(tmp_path: Path, monkeypatch: p
                 envs.step(np.zeros(2, np.int64))
         finally:
             envs.close()
+    envs = make_vector_env(ActorSpec(growing, env_kwargs={"sizes": "00"}), 2)
+    envs.reset()
+    with pytest.raises(TypeError, match="Cannot cast"):  # texts are no numbers, even if they show some
+        envs.step(np.zeros(2, np.int64))
+    envs.close()
 
 
 # --- on-policy ---

@@ -125,8 +125,8 @@ def _only_mask(info: dict[str, Any]) -> dict[str, Any]:
 class _InTurn(gym.vector.SyncVectorEnv):
     """Gymnasium's vector that steps one environment after the other, with less work of its own in a step.
 
-    Gymnasium writes each number into an array, looks at each info, and copies all arrays: of the 10 us that a step of
-    CartPole took, 3. Observations are prepared, so that those of all are one array.
+    Gymnasium writes each number into an array, looks at each info, and copies all arrays: of the 9.4 us that a step of
+    CartPole takes in it, 2.9. Observations are prepared, so that those of all are one array.
     """
 
     def __init__(self, makes: Sequence[Callable[[], gym.Env[Any, Any]]]) -> None:
@@ -158,15 +158,15 @@ class _InTurn(gym.vector.SyncVectorEnv):
         )
 
     def _together(self, observations: list[Any]) -> np.ndarray:
-        """The observations as one array; EnvError for one of another shape."""
+        """The observations as one array; EnvError for one of another shape, TypeError for what is no number."""
         try:
-            found = np.array(observations, self._dtype)
-        except ValueError:
+            found = np.array(observations)
+        except ValueError:  # of several shapes
             found = np.empty(0)
         if found.shape != self._shape:
             for obs in observations:
                 require_shape(obs, self._shape[1:], name_of(self.spec))
-        return found
+        return found.astype(self._dtype, casting="same_kind", copy=False)
 
 
 class _OfSingles(Vectorization):
@@ -188,17 +188,6 @@ class _OfSingles(Vectorization):
         return _named(spec)
 
     def make_single(self, spec: ActorSpec, count: int) -> list[gym.Env[Any, Any]]:
-        return _SYNC.singles(spec, count)
-
-
-class _Sync(_OfSingles):
-    """One after the other."""
-
-    def make(self, spec: ActorSpec, count: int) -> AnyVector:
-        return _InTurn(self._makes(spec, count))
-
-    def singles(self, spec: ActorSpec, count: int) -> list[gym.Env[Any, Any]]:
-        """The environments of such a vector."""
         return [make() for make in self._makes(spec, count)]
 
     def _makes(self, spec: ActorSpec, count: int) -> list[Callable[[], gym.Env[Any, Any]]]:
@@ -212,6 +201,13 @@ class _Sync(_OfSingles):
         for wrap in self._wrappers(spec, check_whole_numbers):
             env = wrap(env)
         return env
+
+
+class _Sync(_OfSingles):
+    """One after the other."""
+
+    def make(self, spec: ActorSpec, count: int) -> AnyVector:
+        return _InTurn(self._makes(spec, count))
 
 
 class _Async(_OfSingles):

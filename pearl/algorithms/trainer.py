@@ -726,9 +726,7 @@ def splits_batches(trainer_class: type) -> bool:
 
 def has_own_update(trainer_class: type) -> bool:
     """Whether `update_policy` is code of the class, which the phases of a `Trainer` would leave out."""
-    if not issubclass(trainer_class, Trainer):
-        return True
-    return inspect.getattr_static(trainer_class, "update_policy") is not vars(Trainer)["update_policy"]
+    return overridden(trainer_class, Trainer, ("update_policy",)) is not None
 
 
 def is_as_built_in(trainer_class: type) -> bool:

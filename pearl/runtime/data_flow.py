@@ -142,7 +142,7 @@ class OffPolicy:
         self._ratio = ReplayRatio(self._train, counters, self._lead)
 
     def pretrain(self, batches: int) -> None:
-        """Train `batches` first: collection waits, and they do not count for the replay ratio."""
+        """Train `batches` first, while collection waits."""
         self._ratio.pretrain(batches)
 
     def collection_allowed(self) -> bool:

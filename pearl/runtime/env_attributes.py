@@ -60,11 +60,7 @@ class EnvAttributes:
         if self._trial is None:
             (self._trial,) = make_single_envs(actors, 1)
         for name, value in values.items():
-            try:
-                present = self._trial.get_wrapper_attr(name)
-            except AttributeError:
-                present = gym.Env.reset  # which nobody sets, either
-            if name.startswith("_") or callable(present) or isinstance(present, gym.Space | gym.Env):
+            if not _may_be_set(self._trial, name):
                 raise EnvError(
                     f"{actors.env_name} has no attribute {name!r} that can be set: neither the environment nor one of "
                     "its wrappers has a number, a text or the like of that name. Define it in the constructor, or as a "
@@ -80,6 +76,15 @@ class EnvAttributes:
         if self._trial is not None:
             close_envs(self._actors.env_name, self._trial)
             self._trial = None
+
+
+def _may_be_set(env: gym.Env[Any, Any], name: str) -> bool:
+    """Whether the environment or a wrapper has such an attribute, and Gymnasium does not need it as it is."""
+    try:
+        present = env.get_wrapper_attr(name)
+    except AttributeError:
+        return False
+    return not (name.startswith("_") or callable(present) or isinstance(present, gym.Space | gym.Env))
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

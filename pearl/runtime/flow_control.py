@@ -172,9 +172,11 @@ class FlowControl:
             self._requested -= 1
         self._counters.gradient_steps += iterations if gradient_steps is None else gradient_steps
         self._counters.samples += iterations * self._batch_size if samples is None else samples
-        # Ask also while draining: so the data flow hears of what was trained, before a checkpoint takes the counters.
-        idle = not self._requested and (not self._data_flow.batches_allowed() or self.draining)
-        self._rate.trained(iterations, idle=idle, busy_s=busy_s)
+        self._rate.trained(
+            iterations,
+            idle=not self._requested and (self.draining or not self._data_flow.batches_allowed()),
+            busy_s=busy_s,
+        )
         if self._warm_up_s is not None and self._rate.total_s >= self._warm_up_s:
             self._warm_up_s = None
             self._restart_rates()

@@ -46,7 +46,7 @@ class ReplayRatio:
         self._configure()
 
     def pretrain(self, batches: int) -> None:
-        """Train the first `batches` of the run before anything is collected; they do not count."""
+        """Train the first `batches` of the run before anything is collected."""
         self._pretraining = batches * self._train.batch_size
 
     def _configure(self) -> None:
@@ -71,9 +71,7 @@ class ReplayRatio:
 
     def _pretraining_left(self) -> int:
         """Batches of the pretraining that are not trained yet."""
-        counters = self._counters
-        counters.ratio_samples = max(counters.ratio_samples, min(counters.samples, self._pretraining))
-        return max(0, self._pretraining - counters.samples) // self._train.batch_size
+        return max(0, self._pretraining - self._counters.samples) // self._train.batch_size
 
     def batches_allowed(self) -> int:
         """Batches that may be trained now; large if the ratio is infinite."""

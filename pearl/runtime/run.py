@@ -291,11 +291,18 @@ class Run(abc.ABC):
             identity |= self.trainer.checkpoint_identity()
         if normalizes := ", ".join(f.name for f in self.transition.statistics):
             identity["normalization"] = normalizes
-        told = self._callbacks, self.env_attributes
-        places = environment_text(self.actors.evaluation), environment_text(self.actors.training)
         folder = self.options.run_dir
         elsewhere = "" if is_own(self.options.checkpoint_dir, folder) else str(folder.resolve())
-        self._state = RunState(identity, self.trainer, experience, *told, *places, elsewhere)
+        self._state = RunState(
+            identity,
+            self.trainer,
+            experience,
+            callbacks=self._callbacks,
+            env_attributes=self.env_attributes,
+            evaluated_in=environment_text(self.actors.evaluation),
+            trained_in=environment_text(self.actors.training),
+            run_folder=elsewhere,
+        )
         best = None
         if self.options.transitions_from is not None and not self.options.resume:
             # While nothing has moved: the earlier run may be the one that gives, and if this fails it is as it was.

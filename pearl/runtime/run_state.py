@@ -47,7 +47,7 @@ RUN_FOLDER = "run_folder"
 class Counters:
     """Progress of a run; `returns` are those of the last training episodes.
 
-    `ratio_stored` and `ratio_samples` are what `stored` and `samples` were when the replay ratio was last changed;
+    `ratio_stored` and `ratio_samples` are what `stored` and `samples` were when the replay ratio began to count anew;
     `given` are the transitions that no Actor of the run collected, which checkpoints of earlier versions do not have.
     """
 
@@ -71,6 +71,10 @@ class Counters:
     def filled(self, rows: int) -> None:
         """The replay got `rows` transitions that no Actor collected: as if a run had just come so far."""
         self.collected = self.stored = self.ratio_stored = self.given = rows
+
+    def leave_out(self, samples: int) -> None:
+        """The replay ratio does not count the first `samples` of the run, as far as they were trained."""
+        self.ratio_samples = max(self.ratio_samples, min(self.samples, samples))
 
     def to_scalars(self) -> dict[str, bool | int | float | str]:
         """Plain scalars for a manifest."""

@@ -150,7 +150,8 @@ class Session(Run):
         return min(self.options.pretrain, (batches // tenth + 1) * tenth)
 
     def _follow_pretraining(self) -> None:
-        """Save each tenth, as no environment steps make a checkpoint due; evaluate at the end."""
+        """Leave it out of the replay ratio; save each tenth, as no environment steps do so; evaluate at the end."""
+        self.counters.leave_out(self.options.pretrain * self.train.batch_size)
         if (done := self._pretrained) < self._next_share:
             return
         self._next_checkpoint = self.counters.env_steps
@@ -274,4 +275,5 @@ class Session(Run):
         self.report.td_error = td_error
         self._flow.trained(iterations, batch)
         self._telemetry.trained()
-        self._follow_pretraining()
+        if self._next_share < math.inf:
+            self._follow_pretraining()
